@@ -1,0 +1,1 @@
+//! Finding a bearer token for the service.

@@ -1,0 +1,263 @@
+//! The border between what a kernel is and where its cells run.
+//!
+//! A third backend is written by reading this file alone. The kernel calls [`Backend::execute`] for one cell at a time; the
+//! backend sends what the cell does, in order, into the [`EventSender`] and returns how it ended. Invariants:
+//!
+//! * Nothing a backend sends is changed: no character is added, dropped or normalised on the way to the front-end.
+//! * [`EventSender::send`] waits while more than [`EVENT_BYTES`] are unread: a backend that awaits it holds back its own source.
+//! * Every call ends. A backend that cannot learn how a cell ended returns a [`BackendError`] that says so.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// A JSON object that passes through unread: a MIME bundle, its metadata.
+pub type JsonMap = Map<String, Value>;
+
+/// Where cells run.
+pub trait Backend: Send + Sync + 'static {
+    /// Runs one cell and returns how it ended. Opens the session first where there is none.
+    ///
+    /// The kernel calls this for one cell at a time.
+    fn execute(
+        &self,
+        cell: Cell,
+        events: EventSender,
+    ) -> impl Future<Output = Result<Outcome, BackendError>> + Send;
+
+    /// Stops the cell that runs, or the wait before it. Harmless when nothing runs. Returns at once; the cell's own
+    /// `execute` call tells how it ended.
+    fn interrupt(&self);
+
+    /// Whether a session is open, so that uncounted code can run without starting a machine.
+    fn has_session(&self) -> bool;
+
+    /// Keeps set-up code of the front-end, to be run silently on every new session before its first cell.
+    fn keep_setup(&self, code: String);
+
+    /// The number that the next counted cell is expected to get (the first is 1).
+    fn next_execution_count(&self) -> u32;
+
+    /// Gives back what the process holds on the remote side. The caller bounds the time.
+    fn shutdown(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// One piece of code to run.
+#[derive(Debug, Clone, Default)]
+pub struct Cell {
+    /// The source, exactly as the front-end sent it.
+    pub code: String,
+    /// Whether the code counts: gets a number and enters the history (`store_history` of the messaging spec).
+    pub store_history: bool,
+    /// Whether nothing of it may be shown (`silent` of the messaging spec).
+    pub silent: bool,
+    /// Whether the front-end can answer `input()`.
+    pub allow_stdin: bool,
+    /// Expressions to evaluate after the cell, by name (`user_expressions` of the messaging spec).
+    pub user_expressions: JsonMap,
+}
+
+/// Standard output or standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StreamName {
+    /// `stdout`
+    Stdout,
+    /// `stderr`
+    Stderr,
+}
+
+impl StreamName {
+    /// The name in a `stream` message.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
+/// What a cell does while it runs, in the order in which it did it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// One line for the user about the wait before the cell runs. The kernel takes it away again at [`Event::Submitted`],
+    /// or before anything else of the cell.
+    Notice(String),
+    /// The cell has been handed to the service; what follows is its own doing.
+    Submitted,
+    /// Text that was printed. Chunks may be split anywhere except inside a character.
+    Stream {
+        /// Which stream.
+        name: StreamName,
+        /// The text.
+        text: String,
+    },
+    /// `display_data`
+    DisplayData {
+        /// The MIME bundle.
+        data: JsonMap,
+        /// Its metadata.
+        metadata: JsonMap,
+        /// `transient`, with the display id where there is one.
+        transient: JsonMap,
+    },
+    /// `execute_result`
+    ExecuteResult {
+        /// The MIME bundle.
+        data: JsonMap,
+        /// Its metadata.
+        metadata: JsonMap,
+        /// The number that the kernel gave it (`None`: the cell's).
+        execution_count: Option<u32>,
+    },
+    /// `error`: the code raised.
+    Error(Exception),
+}
+
+impl Event {
+    /// The size that counts against [`EVENT_BYTES`].
+    fn weight(&self) -> usize {
+        const OVERHEAD: usize = 128;
+        let payload = match self {
+            Self::Notice(text) | Self::Stream { text, .. } => text.len(),
+            Self::Submitted => 0,
+            Self::DisplayData { data, .. } | Self::ExecuteResult { data, .. } => {
+                data.values().map(weight_of).sum()
+            }
+            Self::Error(exception) => exception.traceback.iter().map(String::len).sum(),
+        };
+        OVERHEAD + payload
+    }
+}
+
+fn weight_of(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(weight_of).sum(),
+        Value::Object(map) => map.values().map(weight_of).sum(),
+        _ => 16,
+    }
+}
+
+/// An exception, in the words of an `error` message.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Exception {
+    /// The exception's class.
+    pub ename: String,
+    /// Its message.
+    pub evalue: String,
+    /// The traceback, one frame an entry, with its ANSI colours.
+    pub traceback: Vec<String>,
+}
+
+/// How a cell ended.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Outcome {
+    /// The number that the kernel gave the cell, where it is known.
+    pub execution_count: Option<u32>,
+    /// The exception that ended it. It has been sent as [`Event::Error`] already.
+    pub exception: Option<Exception>,
+    /// Results of `user_expressions`, by name.
+    pub user_expressions: JsonMap,
+    /// `payload` of the reply.
+    pub payload: Vec<Value>,
+}
+
+/// Why a cell could not be run to its end, in words for the user.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name}: {message}")]
+pub struct BackendError {
+    /// The cause; the `ename` that the user sees.
+    pub name: ErrorName,
+    /// What happened, and what to do next.
+    pub message: String,
+}
+
+impl BackendError {
+    /// An error of this cause with this text.
+    pub fn new(name: ErrorName, message: impl Into<String>) -> Self {
+        Self {
+            name,
+            message: message.into(),
+        }
+    }
+}
+
+/// The causes that the kernel names, each shown as `ename`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum ErrorName {
+    ColabAuthRequired,
+    ColabPermissionDenied,
+    ColabQuotaExceeded,
+    ColabAcceleratorUnavailable,
+    ColabRateLimited,
+    ColabRuntimeLost,
+    ColabSessionLost,
+    ColabCellStopped,
+    ColabUnreachable,
+    ColabProtocolError,
+    ColabCompanionUnavailable,
+    /// An interrupt ended the wait before the cell was submitted, or the stop could not be confirmed.
+    KeyboardInterrupt,
+}
+
+impl fmt::Display for ErrorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// How many bytes of events may wait to be published before [`EventSender::send`] waits (DESIGN: 64 MiB).
+pub const EVENT_BYTES: usize = 64 * 1024 * 1024;
+
+/// The backend's end of a cell's events.
+#[derive(Debug, Clone)]
+pub struct EventSender {
+    queue: mpsc::UnboundedSender<(Event, OwnedSemaphorePermit)>,
+    room: Arc<Semaphore>,
+}
+
+/// The kernel's end of a cell's events.
+#[derive(Debug)]
+pub struct EventReceiver {
+    queue: mpsc::UnboundedReceiver<(Event, OwnedSemaphorePermit)>,
+}
+
+/// A channel for one cell's events, bounded in bytes.
+pub fn events() -> (EventSender, EventReceiver) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let room = Arc::new(Semaphore::new(EVENT_BYTES));
+    (
+        EventSender {
+            queue: sender,
+            room,
+        },
+        EventReceiver { queue: receiver },
+    )
+}
+
+impl EventSender {
+    /// Sends an event, waiting while the kernel is behind. Returns at once when nobody listens any more.
+    pub async fn send(&self, event: Event) {
+        let weight = u32::try_from(event.weight().min(EVENT_BYTES)).unwrap_or(u32::MAX);
+        if let Ok(permit) = self.room.clone().acquire_many_owned(weight).await {
+            // The receiver is gone only when the kernel has given the cell up.
+            let _ = self.queue.send((event, permit));
+        }
+    }
+}
+
+impl EventReceiver {
+    /// The next event, or `None` when the cell has sent its last.
+    pub async fn recv(&mut self) -> Option<Event> {
+        self.queue.recv().await.map(|(event, _)| event)
+    }
+
+    /// The next event if one is waiting.
+    pub fn try_recv(&mut self) -> Option<Event> {
+        self.queue.try_recv().ok().map(|(event, _)| event)
+    }
+}

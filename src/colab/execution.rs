@@ -1,0 +1,1 @@
+//! One cell: from the call to its outcome.

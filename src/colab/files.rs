@@ -1,0 +1,1 @@
+//! Fetching rich outputs over the runtime's proxy URL.

@@ -1,0 +1,14 @@
+//! Running cells on Colab through its MCP server.
+//!
+//! [`mcp`] speaks the protocol, [`api`] names the ten tools, [`retry`] says what is tried again; [`runtime`] picks a machine,
+//! [`session`] keeps the one session of this process, [`execution`] runs one cell, [`text`] publishes what it printed exactly
+//! once, [`files`] fetches rich outputs. [`session::ColabBackend`] is the [`crate::backend::Backend`].
+
+pub mod api;
+pub mod execution;
+pub mod files;
+pub mod mcp;
+pub mod retry;
+pub mod runtime;
+pub mod session;
+pub mod text;

@@ -1,0 +1,1 @@
+//! Choosing the machine that cells run on.

@@ -1,0 +1,1 @@
+//! The one session of this process, and the backend over it.

@@ -1,0 +1,1 @@
+//! Publishing what a cell printed exactly once.

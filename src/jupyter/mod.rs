@@ -1,0 +1,1 @@
+//! The Jupyter wire protocol: connection file, envelope, signing, the gate, the sockets and the iopub publisher.

@@ -1,0 +1,1 @@
+//! What makes a process a kernel: start order, busy and idle, the queue, counters, history, interrupts, shutdown.

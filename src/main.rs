@@ -1,0 +1,5 @@
+//! The `colab-kernel` command.
+
+fn main() -> std::process::ExitCode {
+    colab_kernel::cli::main()
+}
