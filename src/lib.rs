@@ -13,6 +13,8 @@
 //! * [`auth`] finds a bearer token, [`config`] gathers the settings, [`cli`] holds one file per command.
 //! * [`emulator`] is a local Colab for trying, testing and CI.
 
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod auth;
 pub mod backend;
 pub mod cli;

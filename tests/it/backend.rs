@@ -1,0 +1,1 @@
+//! The Colab backend against a scripted MCP server.

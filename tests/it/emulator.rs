@@ -1,0 +1,1 @@
+//! The emulator against raw MCP requests.
