@@ -1,1 +1,3 @@
 //! What makes a process a kernel: start order, busy and idle, the queue, counters, history, interrupts, shutdown.
+
+pub mod is_complete;
