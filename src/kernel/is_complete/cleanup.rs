@@ -37,9 +37,15 @@ pub(super) fn tidy<'a>(lines: &[&'a str]) -> Vec<&'a str> {
 
 /// Python's `textwrap.dedent`: blank lines are emptied and do not count.
 fn dedent<'a>(lines: &[&'a str]) -> Vec<&'a str> {
-    let blank = |line: &str| line.trim_matches([' ', '\t', '\n']).is_empty();
+    let blank = |line: &str| {
+        line.bytes()
+            .all(|byte| matches!(byte, b' ' | b'\t' | b'\n'))
+    };
     let mut margin: Option<&str> = None;
     for line in lines.iter().filter(|line| !blank(line)) {
+        if margin == Some("") {
+            break;
+        }
         let indent = &line[..line.len() - line.trim_start_matches([' ', '\t']).len()];
         margin = Some(match margin {
             None => indent,

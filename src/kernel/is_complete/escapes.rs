@@ -3,6 +3,8 @@
 //! IPython replaces the first special syntax it finds and tokenises all again, until nothing changes. What comes before a place
 //! does not depend on what follows it, so one pass that tokenises a replaced statement again gives the same.
 
+use std::borrow::Cow;
+
 use super::tokens::{Kind, Token, Tokenizer};
 
 /// A call stands for every replacement: what it calls does not matter here.
@@ -45,10 +47,11 @@ pub(super) enum End {
 
 /// Replaces special syntax. The lines end in `\n`.
 pub(super) fn replace(lines: Vec<&str>) -> Cell {
+    let length = lines.iter().map(|line| line.len()).sum();
     let mut pass = Pass {
         tokenizer: Tokenizer::new(),
-        to_read: lines.into_iter().rev().map(str::to_owned).collect(),
-        code: String::new(),
+        to_read: lines.into_iter().rev().map(Cow::Borrowed).collect(),
+        code: String::with_capacity(length),
         last_line_at: 0,
         last_newline: 0,
         opens_block: false,
@@ -71,17 +74,15 @@ pub(super) fn replace(lines: Vec<&str>) -> Cell {
 
 /// The lines of one statement (or one blank or comment line) and their tokens.
 #[derive(Debug, Default)]
-struct Group {
-    lines: Vec<String>,
+struct Group<'a> {
+    lines: Vec<Cow<'a, str>>,
     tokens: Vec<Token>,
 }
 
-impl Group {
-    fn text(&self, token: &Token) -> &str {
-        self.lines
-            .get(token.line)
-            .and_then(|line| line.get(token.start..token.end))
-            .unwrap_or("")
+impl Group<'_> {
+    fn clear(&mut self) {
+        self.lines.clear();
+        self.tokens.clear();
     }
 
     /// The first token that is not a change of indentation.
@@ -92,45 +93,42 @@ impl Group {
     }
 }
 
-struct Pass {
+struct Pass<'a> {
     tokenizer: Tokenizer,
     /// The lines to come, the next one last.
-    to_read: Vec<String>,
+    to_read: Vec<Cow<'a, str>>,
     code: String,
     last_line_at: usize,
     last_newline: usize,
     opens_block: bool,
-    last_group: Group,
+    last_group: Group<'a>,
     /// False after a replacement failed: IPython stops there, too.
     replacing: bool,
 }
 
-impl Pass {
+impl<'a> Pass<'a> {
     fn run(&mut self) -> End {
+        let mut group = Group::default();
         while !self.to_read.is_empty() {
-            let before = self.tokenizer.clone();
-            let mut group = Group::default();
+            group.clear();
             while let Some(line) = self.to_read.pop() {
                 let number = group.lines.len();
                 let scanned = self.tokenizer.line(&line, number, &mut group.tokens);
                 group.lines.push(line);
                 if scanned.is_err() {
-                    self.take(group);
+                    self.take(&mut group);
                     return End::BadIndent;
                 }
-                let special = self.starts_with_escape(&group)
-                    || (self.replacing && special_assignment(&group).is_some());
-                if (number == 0 && special) || self.is_finished(&group) {
+                if (number == 0 && self.starts_special(&group)) || self.is_finished(&group) {
                     break;
                 }
             }
-            match self.replacement(&group) {
-                Some(lines) => {
-                    self.to_read.extend(lines.into_iter().rev());
-                    self.tokenizer = before;
-                }
-                None => self.take(group),
+            if let Some(lines) = self.replacement(&group) {
+                self.to_read.extend(lines.into_iter().rev());
+                self.tokenizer.restart_statement();
+                continue;
             }
+            self.take(&mut group);
             if self.tokenizer.brackets < 0 {
                 return End::UnmatchedCloser;
             }
@@ -159,21 +157,21 @@ impl Pass {
         else {
             return End::Open;
         };
-        if self.last_group.text(last) != ":" {
+        if !last.is(b':') {
             return End::Closed;
         }
         let column = self.last_group.first().map_or(0, |token| {
             self.last_group
                 .lines
-                .get(token.line)
-                .and_then(|line| line.get(..token.start))
+                .get(token.line())
+                .and_then(|line| line.get(..token.start()))
                 .map_or(0, |before| before.chars().count())
         });
         End::Colon { column }
     }
 
     /// Adds a finished group to the code.
-    fn take(&mut self, group: Group) {
+    fn take(&mut self, group: &mut Group<'a>) {
         for line in &group.lines {
             self.last_line_at = self.code.len();
             self.code.push_str(line);
@@ -184,31 +182,29 @@ impl Pass {
                 self.last_newline = self.code.len() - 1;
                 self.opens_block = ends
                     .find(|token| token.kind != Kind::Comment)
-                    .is_some_and(|token| group.text(token) == ":");
+                    .is_some_and(|token| token.is(b':'));
             }
             Some(Kind::Nl) => {}
             _ => self.last_newline = self.code.len(),
         }
-        self.last_group = group;
+        std::mem::swap(&mut self.last_group, group);
     }
 
-    fn starts_with_escape(&self, group: &Group) -> bool {
-        self.replacing
-            && group
-                .first()
-                .is_some_and(|token| matches!(group.text(token), "!" | "?" | "%" | "," | ";" | "/"))
+    /// Whether the first line alone shows that the group will be replaced.
+    fn starts_special(&self, group: &Group) -> bool {
+        self.replacing && (starts_with_escape(group) || special_assignment(group).is_some())
     }
 
     /// The lines that stand for this group, if it has special syntax. Reads on where a backslash continues the syntax.
-    fn replacement(&mut self, group: &Group) -> Option<Vec<String>> {
+    fn replacement(&mut self, group: &Group<'a>) -> Option<Vec<Cow<'a, str>>> {
         if !self.replacing {
             return None;
         }
         let first = *group.first()?;
-        if self.starts_with_escape(group) {
+        if starts_with_escape(group) {
             return Some(self.replace_escape(group, first));
         }
-        if self.asks_for_help(group) {
+        if asks_for_help(group) {
             if let Some(lines) = replace_help(group, first) {
                 return Some(lines);
             }
@@ -221,19 +217,12 @@ impl Pass {
         Some(self.replace_from(group, start, CALL))
     }
 
-    fn asks_for_help(&self, group: &Group) -> bool {
-        let [.., _, mark, end] = group.tokens.as_slice() else {
-            return false;
-        };
-        end.kind == Kind::Newline && group.text(mark) == "?"
-    }
-
     /// `%magic`, `!command`, `?name`, `,call`, `;call` or `/call` at the start of a line.
-    fn replace_escape(&mut self, group: &Group, first: Token) -> Vec<String> {
-        let line = group.lines.get(first.line).map_or("", String::as_str);
-        let rest = line.get(first.end..).unwrap_or("").trim_end();
+    fn replace_escape(&mut self, group: &Group<'a>, first: Token) -> Vec<Cow<'a, str>> {
+        let line = group.lines.get(first.line()).map_or("", |line| &**line);
+        let rest = line.get(first.end()..).unwrap_or("").trim_end();
         let (name, arguments) = rest.split_once(' ').unwrap_or((rest, ""));
-        let call = match group.text(&first) {
+        let call = match line.get(first.start()..first.end()).unwrap_or("") {
             "," => {
                 let words: Vec<&str> = arguments.split_whitespace().collect();
                 format!("{name}(\"{}\")", words.join("\", \""))
@@ -254,17 +243,15 @@ impl Pass {
     }
 
     /// The group's lines with everything from the token on, and the lines that backslashes join to it, replaced by the call.
-    fn replace_from(&mut self, group: &Group, start: Token, call: &str) -> Vec<String> {
-        let mut rest = group.lines.iter().skip(start.line);
-        let first = rest.next().map_or("", String::as_str);
-        let mut lines = group.lines[..start.line.min(group.lines.len())].to_vec();
-        lines.push(format!(
-            "{}{call}\n",
-            first.get(..start.start).unwrap_or("")
-        ));
+    fn replace_from(&mut self, group: &Group<'a>, start: Token, call: &str) -> Vec<Cow<'a, str>> {
+        let mut rest = group.lines.iter().skip(start.line());
+        let first = rest.next().map_or("", |line| &**line);
+        let mut lines = group.lines[..start.line().min(group.lines.len())].to_vec();
+        let before = first.get(..start.start()).unwrap_or("");
+        lines.push(Cow::Owned(format!("{before}{call}\n")));
 
         let mut continues = first.ends_with("\\\n");
-        let mut after: Vec<String> = Vec::new();
+        let mut after: Vec<Cow<'a, str>> = Vec::new();
         for line in rest {
             if continues {
                 continues = line.ends_with("\\\n");
@@ -283,16 +270,30 @@ impl Pass {
     }
 }
 
+/// Whether the group begins with one of IPython's escape characters.
+fn starts_with_escape(group: &Group) -> bool {
+    group
+        .first()
+        .is_some_and(|token| b"!?%,;/".iter().any(|escape| token.is(*escape)))
+}
+
+fn asks_for_help(group: &Group) -> bool {
+    let [.., _, mark, end] = group.tokens.as_slice() else {
+        return false;
+    };
+    end.kind == Kind::Newline && mark.is(b'?')
+}
+
 /// `name?` or `name??` at the end of a statement.
-fn replace_help(group: &Group, first: Token) -> Option<Vec<String>> {
+fn replace_help<'a>(group: &Group<'a>, first: Token) -> Option<Vec<Cow<'a, str>>> {
     let text = group.lines.concat();
     let content = text.strip_suffix('\n').unwrap_or(&text);
     let content = content.strip_suffix('?')?;
     if !names_something(content.strip_suffix('?').unwrap_or(content)) {
         return None;
     }
-    let indent = group.lines.first()?.get(..first.start)?;
-    Some(vec![format!("{indent}{CALL}\n")])
+    let indent = group.lines.first()?.get(..first.start())?;
+    Some(vec![Cow::Owned(format!("{indent}{CALL}\n"))])
 }
 
 /// Whether the text ends in a dotted name, perhaps with wildcards or literal indices, as IPython's help syntax takes it.
@@ -316,21 +317,23 @@ fn names_something(text: &str) -> bool {
 fn special_assignment(group: &Group) -> Option<Token> {
     let mut depth = 0_usize;
     let assign = group.tokens.iter().position(|token| {
-        match group.text(token) {
-            "=" if depth == 0 && token.kind == Kind::Op => return true,
-            "(" | "[" | "{" => depth += 1,
-            ")" | "]" | "}" => depth = depth.saturating_sub(1),
+        match token.kind {
+            Kind::Op if token.is(b'=') => return depth == 0,
+            Kind::Op if token.is(b'(') || token.is(b'[') || token.is(b'{') => depth += 1,
+            Kind::Op if token.is(b')') || token.is(b']') || token.is(b'}') => {
+                depth = depth.saturating_sub(1);
+            }
             _ => {}
         }
         false
     })?;
     let value = *group.tokens.get(assign + 1)?;
-    let is_magic = group.text(&value) == "%"
+    let is_magic = value.is(b'%')
         && group
             .tokens
             .get(assign + 2)
             .is_some_and(|token| token.kind == Kind::Name);
-    let line = group.lines.get(group.tokens.get(assign)?.line)?;
-    let is_command = group.text(&value) == "!" && !line.trim_start().starts_with('=');
+    let line = group.lines.get(group.tokens.get(assign)?.line())?;
+    let is_command = value.is(b'!') && !line.trim_start().starts_with('=');
     (is_magic || is_command).then_some(value)
 }

@@ -73,8 +73,30 @@ fn a_megabyte_is_judged_in_time() {
 }
 
 #[test]
+fn large_code_is_judged_by_its_tokens() {
+    let lines = "x = 1\n".repeat(MAX_PARSED / 6 + 1);
+    for (last, status) in [
+        ("y", "complete"),
+        ("if y:", "incomplete"),
+        ("f(", "incomplete"),
+        ("def f():\n    y", "incomplete"),
+        ("def f():\n    y\n", "complete"),
+        ("x)", "invalid"),
+        ("if y:\n    a\n  b\n", "invalid"),
+        ("!ls \"a", "complete"),
+    ] {
+        let code = lines.clone() + last;
+        assert_eq!(
+            within(LIMIT, move || is_complete(&code)).status(),
+            status,
+            "{last:?}"
+        );
+    }
+}
+
+#[test]
 fn deep_code_neither_overflows_the_stack_nor_hangs() {
-    let n = 300_000;
+    let n = MAX_PARSED / 16;
     let deep = |opening: &str, middle: &str, closing: &str, n: usize| {
         format!("{}{middle}{}\n", opening.repeat(n), closing.repeat(n))
     };
@@ -91,6 +113,9 @@ fn deep_code_neither_overflows_the_stack_nor_hangs() {
         deep("a ** ", "b", "", n),
         deep("a if b else ", "c", "", n),
         deep("f", "", "()", n),
+        deep("-", "1", "", DEEPEST - 1),
+        deep("a.", "b", "", DEEPEST - 1),
+        deep("f", "", "()", DEEPEST - 1),
         deep("f", "", "(1)[2]", n),
         deep("await ", "x", "", n),
         deep("f'{", "x", "}'", n),
@@ -98,10 +123,10 @@ fn deep_code_neither_overflows_the_stack_nor_hangs() {
         format!("f'''{{\n{}1}}'''\n", "-".repeat(n)),
         format!("f'{{f\"{{{}1}}\"}}'\n", "-".repeat(n)),
         format!("x = {}y\n", "x = ".repeat(n)),
-        (0..2_000).fold(String::new(), |code, i| code + &" ".repeat(i) + "if x:\n")
-            + &" ".repeat(2_000)
+        (0..600).fold(String::new(), |code, i| code + &" ".repeat(i) + "if x:\n")
+            + &" ".repeat(600)
             + "pass\n",
-        "if x: pass\n".to_owned() + &"elif y: pass\n".repeat(100_000),
+        "if x: pass\n".to_owned() + &"elif y: pass\n".repeat(10_000),
     ] {
         within(LIMIT, move || is_complete(&code));
     }

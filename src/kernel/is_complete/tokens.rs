@@ -23,9 +23,33 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Token {
     pub(super) kind: Kind,
-    pub(super) line: usize,
-    pub(super) start: usize,
-    pub(super) end: usize,
+    /// The character, if the token is one ASCII character.
+    character: u8,
+    line: u32,
+    start: u32,
+    end: u32,
+}
+
+impl Token {
+    /// The line of the statement in which it stands.
+    pub(super) fn line(&self) -> usize {
+        self.line as usize
+    }
+
+    /// The column of its first byte.
+    pub(super) fn start(&self) -> usize {
+        self.start as usize
+    }
+
+    /// The column behind it.
+    pub(super) fn end(&self) -> usize {
+        self.end as usize
+    }
+
+    /// Whether the token is this character.
+    pub(super) fn is(&self, character: u8) -> bool {
+        self.character == character
+    }
 }
 
 /// A dedent to a column where no block begins.
@@ -69,6 +93,14 @@ impl Tokenizer {
         self.brackets == 0 && self.string.is_none() && !self.continued
     }
 
+    /// Forgets an unfinished statement. Indentation stays: what replaces the statement has the same.
+    pub(super) fn restart_statement(&mut self) {
+        self.brackets = 0;
+        self.string = None;
+        self.continued = false;
+        self.nesting.end_statement();
+    }
+
     /// An upper bound for the depth of the syntax tree.
     pub(super) fn max_nesting(&self) -> usize {
         self.nesting.max + self.max_brackets + self.max_indents
@@ -86,9 +118,10 @@ impl Tokenizer {
         let mut push = |kind, start, end| {
             tokens.push(Token {
                 kind,
-                line: number,
-                start,
-                end,
+                character: if end - start == 1 { bytes[start] } else { 0 },
+                line: narrow(number),
+                start: narrow(start),
+                end: narrow(end),
             });
         };
         if let Some(open) = self.string {
@@ -237,6 +270,11 @@ impl Tokenizer {
     }
 }
 
+/// Places fit: no code larger than [`super::MAX_CODE`] comes here.
+fn narrow(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
 /// The column of the first character, a tab reaching to the next multiple of eight, and its place.
 fn indentation(bytes: &[u8]) -> (usize, usize) {
     let mut column = 0;
@@ -252,9 +290,15 @@ fn indentation(bytes: &[u8]) -> (usize, usize) {
 }
 
 fn word_end(text: &str, at: usize) -> usize {
-    text[at..]
+    let bytes = text.as_bytes();
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+    let end = at + bytes[at..].iter().take_while(|byte| is_word(byte)).count();
+    if bytes.get(end).is_none_or(u8::is_ascii) {
+        return end;
+    }
+    text[end..]
         .find(|c: char| !c.is_alphanumeric() && c != '_')
-        .map_or(text.len(), |length| at + length)
+        .map_or(text.len(), |length| end + length)
 }
 
 /// Where the body of a string literal begins that starts here, prefix included.
@@ -262,7 +306,7 @@ fn string_start(bytes: &[u8], at: usize) -> Option<(usize, OpenString)> {
     let prefix = bytes[at..]
         .iter()
         .take(3)
-        .take_while(|byte| b"rRbBuUfFtT".contains(byte))
+        .take_while(|byte| matches!(byte.to_ascii_lowercase(), b'r' | b'b' | b'u' | b'f' | b't'))
         .count();
     let known = match &bytes[at..at + prefix] {
         [] | [_] => true,
@@ -410,7 +454,10 @@ impl Nesting {
     fn end_statement(&mut self) {
         let in_strings = if self.has_fields { self.in_strings } else { 0 };
         let max = self.max.max(self.highest + in_strings);
+        let mut levels = std::mem::take(&mut self.levels);
+        levels.clear();
         *self = Self {
+            levels,
             max,
             ..Self::default()
         };
