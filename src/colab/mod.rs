@@ -16,3 +16,4 @@ pub mod runtime;
 pub mod service;
 pub mod session;
 pub mod text;
+pub mod waiting;
