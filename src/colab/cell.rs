@@ -87,11 +87,14 @@ impl<S: Service> Run<'_, S> {
                 "preparing the session failed"
             );
         }
+        let count = reply.result.execution_count;
+        self.count(&session, count);
         if reply.interrupted {
-            self.count(&session, reply.result.execution_count);
             return Err((session, Lost::InterruptedBefore));
         }
-        self.count(&session, reply.result.execution_count);
+        if session.was_replaced(count) {
+            return Err((session, Lost::Session));
+        }
         self.backend.update(&session.name, |session| {
             session.prepared = true;
             session.guarded = true;
@@ -113,11 +116,20 @@ impl<S: Service> Run<'_, S> {
         };
         let shape = self.backend.state().shape;
         let mut publisher = Publisher::new(Some(self.waiting.events.clone()), shape);
+        if self.backend.state().lost {
+            publisher.preface(
+                "this cell runs in a new Colab session: the variables of earlier cells are gone",
+            );
+        }
         let reply = self
             .execution(session)
             .run(code, &mut publisher, true)
             .await;
-        self.backend.state().shape = publisher.shape();
+        {
+            let mut state = self.backend.state();
+            state.shape = publisher.shape();
+            state.lost &= publisher.has_preface();
+        }
         let reply = match reply {
             Ok(reply) => reply,
             Err(lost) => {
@@ -156,12 +168,6 @@ impl<S: Service> Run<'_, S> {
                 .say("the connection was lost and Colab ran this cell again: what it does may have been done twice")
                 .await;
         }
-        let told_lost = std::mem::take(&mut self.backend.state().lost);
-        if told_lost {
-            publisher
-                .say("this cell ran in a new Colab session: variables of earlier cells are gone")
-                .await;
-        }
         let bundles = self.bundles(session, &result, publisher).await;
         for event in bundle::outputs(bundles, &result.result) {
             publisher.send(event).await;
@@ -190,7 +196,7 @@ impl<S: Service> Run<'_, S> {
             }
             None => None,
         };
-        if count > 0 && count <= session.last_count {
+        if session.was_replaced(count) {
             self.backend.lose_session();
             return Err(names::session_recreated());
         }
@@ -239,7 +245,12 @@ impl<S: Service> Run<'_, S> {
                 self.backend.lose_session();
                 Err(names::session_lost())
             }
-            Lost::Failed(status) => Err(names::named(&status)),
+            Lost::Failed(status)
+            | Lost::GaveUp {
+                status,
+                sent: false,
+            } => Err(names::named(&status)),
+            Lost::GaveUp { status, sent: true } => Err(names::gave_up(&status)),
         }
     }
 

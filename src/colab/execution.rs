@@ -23,7 +23,6 @@ use super::names::{Verdict, verdict};
 use super::service::{Service, ServiceCall};
 use super::text::Publisher;
 use super::waiting::{BEFORE_START, Backoff, Waiting, line};
-use crate::backend::Event;
 
 /// How long a call may go on after it has been cancelled before its stream is closed.
 pub const GRACE: Duration = Duration::from_millis(300);
@@ -81,8 +80,15 @@ pub enum Lost {
     },
     /// The session is gone.
     Session,
-    /// The service will not run it, or has not for too long.
+    /// The service will not run it.
     Failed(Status),
+    /// The service has not answered for too long. `sent`: the code may have run all the same.
+    GaveUp {
+        /// The last answer.
+        status: Status,
+        /// Whether the code may have run.
+        sent: bool,
+    },
 }
 
 /// How one attempt of a call ended.
@@ -106,7 +112,7 @@ struct Progress {
 }
 
 impl<S: Service> Execution<'_, S> {
-    /// Runs code to its result. `announce`: whether [`Event::Submitted`] is sent.
+    /// Runs code to its result. `announce`: whether the user is told that it is handed over.
     pub async fn run(
         &self,
         code: String,
@@ -190,14 +196,14 @@ impl<S: Service> Execution<'_, S> {
                     },
                     () = sleep_until(handed_over), if !so_far.announced => {
                         so_far.announced = true;
-                        publisher.send(Event::Submitted).await;
+                        publisher.submitted().await;
                     }
                 }
             }
         };
         if !so_far.announced {
             so_far.announced = true;
-            publisher.send(Event::Submitted).await;
+            publisher.submitted().await;
         }
         let _canceller = Canceller::new(self.stop.clone(), &stream);
         let mut begun = false;
@@ -273,7 +279,8 @@ impl<S: Service> Execution<'_, S> {
             let delay = backoff.delay(&status);
             let patience = self.waiting.patience(&status).unwrap_or(BEFORE_START);
             if !so_far.begun && since.elapsed() + delay > patience {
-                return Err(Lost::Failed(status));
+                let sent = so_far.sent;
+                return Err(Lost::GaveUp { status, sent });
             }
             // A notice is taken away again by clearing what the cell shows: not where it shows something already.
             if !publisher.has_published() {

@@ -20,3 +20,8 @@ pub mod service;
 pub mod session;
 pub mod text;
 pub mod waiting;
+
+#[cfg(test)]
+mod backend_tests;
+#[cfg(test)]
+mod fake;

@@ -104,6 +104,11 @@ impl OpenSession {
         }
     }
 
+    /// Whether a run with this number shows that Colab has opened the session anew in between.
+    pub fn was_replaced(&self, count: i64) -> bool {
+        count > 0 && count <= self.last_count
+    }
+
     /// The number that the next run is expected to get.
     pub fn expected_count(&self) -> i64 {
         self.last_count + i64::from(self.untold_runs) + 1
