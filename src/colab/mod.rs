@@ -5,10 +5,23 @@
 //! once, [`files`] fetches rich outputs. [`session::ColabBackend`] is the [`crate::backend::Backend`].
 
 pub mod api;
+pub mod bundle;
+mod cell;
 pub mod execution;
 pub mod files;
+pub mod helper;
 pub mod mcp;
+pub mod names;
+pub mod progress;
+pub mod reconcile;
 pub mod retry;
 pub mod runtime;
+pub mod service;
 pub mod session;
 pub mod text;
+pub mod waiting;
+
+#[cfg(test)]
+mod backend_tests;
+#[cfg(test)]
+mod fake;
