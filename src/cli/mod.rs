@@ -1,5 +1,7 @@
 //! The command line: one file per command.
 
+pub mod emulate;
+
 use std::process::ExitCode;
 
 /// Runs the command that the arguments name and maps its error to an exit code.
