@@ -105,16 +105,18 @@ async fn interrupted(
     entry: &str,
     after: Duration,
 ) -> (Ran, Duration) {
+    let endless = cell("while True: pass");
+    let interrupt = endless.interrupt.clone();
     let runner = {
         let backend = backend.clone();
-        tokio::spawn(async move { run(&backend, cell("while True: pass")).await })
+        tokio::spawn(async move { run(&backend, endless).await })
     };
     while fake.count_of(entry) == 0 {
         tokio::task::yield_now().await;
     }
     tokio::time::sleep(after).await;
     let since = Instant::now();
-    backend.interrupt();
+    interrupt.cancel();
     let ran = runner.await.unwrap();
     (ran, since.elapsed())
 }
@@ -136,7 +138,6 @@ async fn nothing_is_contacted_before_the_first_counted_cell() {
         ..cell("1")
     };
     assert!(run(&backend, silent).await.outcome.is_ok());
-    backend.interrupt();
     assert!(!backend.has_session());
     assert_eq!(backend.next_execution_count(), 1);
     assert!(fake.log().is_empty());
@@ -608,7 +609,6 @@ async fn an_interrupt_ends_every_wait_at_once_and_does_not_leak() {
                 .contains("before the cell was submitted")
         );
         assert!(took < Duration::from_millis(50), "{tool}: {took:?}");
-        backend.interrupt();
         assert!(run(&backend, cell("y")).await.outcome.is_ok(), "{tool}");
     }
 }
