@@ -1,6 +1,9 @@
 //! The command line: one file per command.
 
 pub mod emulate;
+pub mod install;
+pub mod kernelspec;
+pub mod uninstall;
 
 use std::process::ExitCode;
 
