@@ -125,7 +125,7 @@ impl Emulator {
         let python = python::resolve(&config.python, config.quirks.kernels, &progress).await?;
 
         let mut builder = tempfile::Builder::new();
-        builder.prefix("colab-kernel-");
+        builder.prefix("colab-emulator-");
         let directory = match &config.runtimes_dir {
             Some(parent) => {
                 std::fs::create_dir_all(parent).and_then(|()| builder.tempdir_in(parent))
