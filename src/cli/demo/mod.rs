@@ -1,0 +1,2 @@
+mod notebook;
+mod outputs;

@@ -1,0 +1,55 @@
+//! `colab-kernel kernel`: what a front-end starts.
+//!
+//! Everything before the ports are bound is reading two small files: a front-end waits for the first answer, and asks for it
+//! before the user has asked for anything remote.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::config::{Flags, Settings};
+use crate::logging;
+
+/// Serve a front-end (this is what the kernelspec starts).
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Connection file that the front-end has written
+    #[arg(short = 'f', long = "connection-file", value_name = "FILE")]
+    pub connection_file: PathBuf,
+
+    /// How cells reach Colab: mcp
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+
+    /// Accelerator of the runtime, such as T4 or A100
+    #[arg(long, value_name = "NAME")]
+    pub accelerator: Option<String>,
+
+    /// Use a runtime with more memory
+    #[arg(long)]
+    pub highmem: bool,
+
+    /// Runtime to use: its name, or `new`
+    #[arg(long, value_name = "NAME")]
+    pub runtime: Option<String>,
+
+    /// MCP endpoint to use instead of Colab's
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+}
+
+/// Serves until the front-end asks for the end, the process is terminated or its parent dies.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let settings = Settings::load(&Flags {
+        endpoint: args.endpoint,
+        accelerator: args.accelerator,
+        highmem: args.highmem,
+        runtime: args.runtime,
+        backend: args.backend,
+    })?;
+    logging::start(
+        &settings,
+        "kernel",
+        settings.token.clone().into_iter().collect(),
+    )?;
+    super::block_on(async { anyhow::bail!("no kernel yet") })
+}
