@@ -30,11 +30,16 @@ impl Style {
 
 /// The text in this style if the stream is a terminal and `NO_COLOR` (<https://no-color.org>) is not set.
 pub(crate) fn paint(text: &str, style: Style, stream: &impl IsTerminal) -> String {
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    if plain || !stream.is_terminal() {
-        return text.to_owned();
+    if wants_colour(stream) {
+        format!("\x1b[{}m{text}\x1b[0m", style.code())
+    } else {
+        text.to_owned()
     }
-    format!("\x1b[{}m{text}\x1b[0m", style.code())
+}
+
+/// Whether the stream is a terminal whose user has not asked for plain text.
+pub(crate) fn wants_colour(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Tells on standard error why a command failed: the error, then what caused it, one line each.
@@ -46,7 +51,8 @@ pub(crate) fn report(error: &Error) {
                 "{} {cause}\n",
                 paint("error:", Style::Failure, &io::stderr())
             );
-        } else {
+        } else if !text.contains(&cause.to_string()) {
+            // Some errors tell their cause in their own words already.
             text += &format!("  caused by: {cause}\n");
         }
     }
