@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
 
 /// A JSON object that passes through unread: a MIME bundle, its metadata.
 pub type JsonMap = Map<String, Value>;
@@ -27,10 +28,6 @@ pub trait Backend: Send + Sync + 'static {
         cell: Cell,
         events: EventSender,
     ) -> impl Future<Output = Result<Outcome, BackendError>> + Send;
-
-    /// Stops the cell that runs, or the wait before it. Harmless when nothing runs. Returns at once; the cell's own
-    /// `execute` call tells how it ended.
-    fn interrupt(&self);
 
     /// Whether a session is open, so that uncounted code can run without starting a machine.
     fn has_session(&self) -> bool;
@@ -58,6 +55,9 @@ pub struct Cell {
     pub allow_stdin: bool,
     /// Expressions to evaluate after the cell, by name (`user_expressions` of the messaging spec).
     pub user_expressions: JsonMap,
+    /// Cancelled when the user interrupts: the backend then stops the cell, or the wait before it, and `execute` returns
+    /// how it ended. It belongs to this cell alone, so a late interrupt cannot hit the next one.
+    pub interrupt: CancellationToken,
 }
 
 /// Standard output or standard error.

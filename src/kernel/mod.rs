@@ -1,1 +1,109 @@
 //! What makes a process a kernel: start order, busy and idle, the queue, counters, history, interrupts, shutdown.
+//!
+//! The ports are bound before anything else, and nothing remote is contacted before the first cell that counts. Two tasks
+//! answer the shell and control sockets at once ([`requests`]); a third runs the cells, one at a time ([`execute`]).
+//! Invariants:
+//!
+//! * `idle` is the last thing that is published for any request.
+//! * Losing the remote side never ends the process: front-ends would take that for a crash.
+//! * The process ends only after its last reply has reached the client, and after the backend gave back what it holds,
+//!   for at most [`RELEASE_LIMIT`].
+
+pub mod execute;
+pub mod frontends;
+pub mod history;
+pub mod info;
+pub mod is_complete;
+pub mod messages;
+pub mod output;
+pub mod process;
+pub mod requests;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use self::execute::{Executor, Running};
+use self::history::History;
+use self::info::PythonVersion;
+use self::requests::{Channel, Responder};
+use crate::backend::Backend;
+use crate::jupyter::connection::ConnectionInfo;
+use crate::jupyter::message::{Parent, Session};
+use crate::jupyter::sockets::{BindError, Sockets};
+
+/// How long a stopping kernel waits for the backend.
+pub const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long a stopping kernel waits for clients to read its last messages.
+const FLUSH_LIMIT: Duration = Duration::from_millis(500);
+
+/// What a kernel needs to know beside its connection.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Where history and the remote Python's version are kept (`None`: in memory only).
+    pub state_dir: Option<PathBuf>,
+}
+
+/// Serves front-ends until one asks for shutdown, the process is terminated or its parent dies.
+///
+/// # Errors
+/// When a port cannot be bound.
+pub async fn run<B: Backend>(
+    connection: ConnectionInfo,
+    backend: B,
+    options: Options,
+) -> Result<(), BindError> {
+    let session = Arc::new(Session::new(&connection));
+    let sockets = Sockets::bind(&connection, session).await?;
+    let iopub = sockets.iopub.clone();
+    let starting = json!({"execution_state": "starting"});
+    iopub.publish(&Parent::none(), "status", &starting).await;
+
+    let backend = Arc::new(backend);
+    let running = Arc::new(Running::default());
+    let history = Arc::new(Mutex::new(History::open(options.state_dir.clone())));
+    let (cells, queue) = mpsc::unbounded_channel();
+    let (stop, mut stopped) = mpsc::channel(1);
+    let responder = Arc::new(Responder {
+        iopub: iopub.clone(),
+        history: history.clone(),
+        running: running.clone(),
+        python: PythonVersion::new(options.state_dir),
+        connection,
+        cells,
+        stop,
+    });
+    let executor = Executor {
+        backend: backend.clone(),
+        iopub: iopub.clone(),
+        shell: sockets.shell_out.clone(),
+        history,
+        running: running.clone(),
+    };
+    tokio::spawn(executor.run(queue));
+    let shell = responder.clone();
+    tokio::spawn(shell.serve(Channel::Shell, sockets.shell, sockets.shell_out.clone()));
+    tokio::spawn(responder.serve(
+        Channel::Control,
+        sockets.control,
+        sockets.control_out.clone(),
+    ));
+
+    tokio::select! {
+        _ = stopped.recv() => tracing::info!("stopping: shutdown_request"),
+        () = process::told_to_stop(&running) => {}
+    }
+    running.close();
+    let release = tokio::time::timeout(RELEASE_LIMIT, backend.shutdown());
+    let replies = sockets.control_out.flush(FLUSH_LIMIT);
+    if tokio::join!(release, replies).0.is_err() {
+        tracing::warn!("the backend did not give everything back in time");
+    }
+    sockets.shell_out.flush(FLUSH_LIMIT).await;
+    iopub.flush(FLUSH_LIMIT).await;
+    Ok(())
+}

@@ -1,1 +1,387 @@
-//! The whole kernel process.
+//! The kernel over a scripted backend: what front-ends rely on, whatever runs the cells.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use colab_kernel::backend::{
+    Backend, BackendError, Cell, ErrorName, Event, EventSender, Exception, Outcome, StreamName,
+};
+use colab_kernel::jupyter::ConnectionInfo;
+use colab_kernel::kernel;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::client::{Client, LIMIT, connection_file, execute};
+
+/// A backend whose cells are words: `print TEXT`, `raise`, `wait`, `lose`, `result TEXT`, `notice TEXT`, `panic`.
+#[derive(Default)]
+struct Scripted {
+    count: AtomicU32,
+    open: Mutex<bool>,
+    ran: Arc<Mutex<Vec<String>>>,
+    setup: Arc<Mutex<Vec<String>>>,
+}
+
+impl Backend for Scripted {
+    async fn execute(&self, cell: Cell, events: EventSender) -> Result<Outcome, BackendError> {
+        self.ran.lock().unwrap().push(cell.code.clone());
+        *self.open.lock().unwrap() = true;
+        let mut outcome = Outcome::default();
+        if cell.store_history {
+            outcome.execution_count = Some(self.count.fetch_add(1, Ordering::SeqCst) + 1);
+        }
+        for line in cell.code.lines() {
+            let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+            let name = if word == "eprint" {
+                StreamName::Stderr
+            } else {
+                StreamName::Stdout
+            };
+            let exception = |ename: &str| Exception {
+                ename: ename.into(),
+                evalue: rest.into(),
+                traceback: vec![format!("{ename}: {rest}")],
+            };
+            let event = match word {
+                "print" | "eprint" => Event::Stream {
+                    name,
+                    text: format!("{rest}\n"),
+                },
+                "notice" => Event::Notice(rest.into()),
+                "submitted" => Event::Submitted,
+                "result" => Event::ExecuteResult {
+                    data: json!({"text/plain": rest}).as_object().unwrap().clone(),
+                    metadata: Default::default(),
+                    execution_count: None,
+                },
+                "raise" => {
+                    outcome.exception = Some(exception("ValueError"));
+                    Event::Error(exception("ValueError"))
+                }
+                "wait" => {
+                    cell.interrupt.cancelled().await;
+                    outcome.exception = Some(exception("KeyboardInterrupt"));
+                    Event::Error(exception("KeyboardInterrupt"))
+                }
+                "lose" => {
+                    return Err(BackendError::new(
+                        ErrorName::ColabSessionLost,
+                        "it is gone; run the cell again",
+                    ));
+                }
+                "panic" => panic!("scripted"),
+                other => panic!("unknown word {other}"),
+            };
+            events.send(event).await;
+            if outcome.exception.is_some() {
+                break;
+            }
+        }
+        Ok(outcome)
+    }
+
+    fn has_session(&self) -> bool {
+        *self.open.lock().unwrap()
+    }
+
+    fn keep_setup(&self, code: String) {
+        self.setup.lock().unwrap().push(code);
+    }
+
+    fn next_execution_count(&self) -> u32 {
+        self.count.load(Ordering::SeqCst) + 1
+    }
+
+    async fn shutdown(&self) {}
+}
+
+struct Fixture {
+    client: Client,
+    ran: Arc<Mutex<Vec<String>>>,
+    setup: Arc<Mutex<Vec<String>>>,
+    kernel: JoinHandle<()>,
+    file: PathBuf,
+    _dir: TempDir,
+}
+
+async fn kernel() -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    let file = connection_file(dir.path());
+    let backend = Scripted::default();
+    let (ran, setup) = (backend.ran.clone(), backend.setup.clone());
+    let info = ConnectionInfo::load(&file).unwrap();
+    let kernel = tokio::spawn(async move {
+        kernel::run(info, backend, kernel::Options::default())
+            .await
+            .unwrap();
+    });
+    Fixture {
+        client: Client::connect(&file).await,
+        ran,
+        setup,
+        kernel,
+        file,
+        _dir: dir,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kernel_info_is_answered_on_shell_and_control_with_busy_and_idle() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let answer = client.ask("kernel_info_request", &json!({})).await;
+    assert_eq!(answer.types(), ["status", "status"]);
+    let info = &answer.reply.content;
+    assert_eq!(info["status"], "ok");
+    assert_eq!(info["protocol_version"], "5.5");
+    assert_eq!(info["language_info"]["pygments_lexer"], "ipython3");
+    assert_eq!(info["language_info"]["nbconvert_exporter"], "python");
+
+    let id = client.send_control("kernel_info_request", &json!({})).await;
+    let reply = client.control_reply().await;
+    assert_eq!(reply.msg_type(), "kernel_info_reply");
+    assert_eq!(reply.parent_id(), id);
+    let states: Vec<_> = client.until_idle(&id).await;
+    assert_eq!(states.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cell_publishes_busy_input_output_reply_and_idle_last() {
+    let mut fixture = kernel().await;
+    let answer = fixture.client.run("print hello\nresult 42").await;
+    assert_eq!(
+        answer.types(),
+        [
+            "status",
+            "execute_input",
+            "stream",
+            "execute_result",
+            "status"
+        ]
+    );
+    assert_eq!(answer.text("stdout"), "hello\n");
+    assert_eq!(answer.iopub[1].content["execution_count"], 1);
+    assert_eq!(answer.iopub[3].content["execution_count"], 1);
+    assert_eq!(answer.reply.content["status"], "ok");
+    assert_eq!(answer.reply.content["execution_count"], 1);
+    assert_eq!(
+        fixture.client.run("print x").await.reply.content["execution_count"],
+        2
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_aborts_what_is_queued_with_error_replies() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let first = client.send("execute_request", &execute("wait")).await;
+    client.until(&first, "execute_input").await;
+    let second = client.send("execute_request", &execute("print no")).await;
+    let third = client.send("execute_request", &execute("print no")).await;
+    // kernel_info overtakes the cell, which shows that both cells have been queued before it.
+    let info = client.send("kernel_info_request", &json!({})).await;
+    assert_eq!(client.reply().await.parent_id(), info);
+    client.send_control("interrupt_request", &json!({})).await;
+    assert_eq!(client.control_reply().await.content["status"], "ok");
+
+    let answer = client.answer(&first).await;
+    assert_eq!(answer.reply.content["ename"], "KeyboardInterrupt");
+    for id in [second, third] {
+        let answer = client.answer(&id).await;
+        assert_eq!(answer.reply.content["status"], "error");
+        assert_eq!(answer.reply.content["ename"], "ExecutionAborted");
+        assert_eq!(answer.reply.content["execution_count"], 0);
+        assert!(answer.outputs().is_empty());
+    }
+    assert_eq!(*fixture.ran.lock().unwrap(), ["wait"]);
+    assert_eq!(fixture.client.run("print on").await.text("stdout"), "on\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_stop_on_error_the_queue_goes_on_but_a_lost_session_aborts_it() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let going_on = |code: &str| {
+        let mut content = execute(code);
+        content["stop_on_error"] = false.into();
+        content
+    };
+    let raise = client.send("execute_request", &going_on("raise")).await;
+    let print = client.send("execute_request", &going_on("print on")).await;
+    assert_eq!(
+        client.answer(&raise).await.reply.content["ename"],
+        "ValueError"
+    );
+    assert_eq!(client.answer(&print).await.text("stdout"), "on\n");
+
+    let wait = client.send("execute_request", &going_on("wait\nlose")).await;
+    client.until(&wait, "execute_input").await;
+    let lose = client.send("execute_request", &going_on("lose")).await;
+    let behind = client.send("execute_request", &going_on("print no")).await;
+    let info = client.send("kernel_info_request", &json!({})).await;
+    assert_eq!(client.reply().await.parent_id(), info);
+    client.send("interrupt_request", &json!({})).await;
+    assert_eq!(client.reply().await.msg_type(), "interrupt_reply");
+    client.answer(&wait).await;
+    let lost = client.answer(&lose).await;
+    assert_eq!(lost.reply.content["ename"], "ColabSessionLost");
+    assert_eq!(lost.types(), ["status", "execute_input", "error", "status"]);
+    let behind = client.answer(&behind).await;
+    assert_eq!(behind.reply.content["ename"], "ExecutionAborted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blank_cell_is_answered_here_and_not_counted() {
+    let mut fixture = kernel().await;
+    for code in ["", "  \n\t\n"] {
+        let answer = fixture.client.run(code).await;
+        assert_eq!(answer.reply.content["status"], "ok");
+    }
+    assert!(fixture.ran.lock().unwrap().is_empty());
+    assert_eq!(
+        fixture.client.run("print 1").await.reply.content["execution_count"],
+        1
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn set_up_code_before_the_session_is_kept_and_answered_at_once() {
+    let mut fixture = kernel().await;
+    let mut content = execute("%config Completer.use_jedi = False");
+    content["store_history"] = false.into();
+    let answer = fixture.client.ask("execute_request", &content).await;
+    assert_eq!(answer.reply.content["status"], "ok");
+    assert!(fixture.ran.lock().unwrap().is_empty());
+    assert_eq!(
+        *fixture.setup.lock().unwrap(),
+        ["%config Completer.use_jedi = False"]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_notice_is_gone_when_the_cell_is_submitted() {
+    let mut fixture = kernel().await;
+    let answer = fixture
+        .client
+        .run("notice using a machine\nsubmitted\nprint x")
+        .await;
+    assert_eq!(
+        answer.types(),
+        [
+            "status",
+            "execute_input",
+            "stream",
+            "clear_output",
+            "stream",
+            "status"
+        ]
+    );
+    assert_eq!(answer.iopub[3].content["wait"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_of_the_backend_is_an_error_and_the_kernel_goes_on() {
+    let mut fixture = kernel().await;
+    let answer = fixture.client.run("panic").await;
+    assert_eq!(answer.reply.content["ename"], "ColabProtocolError");
+    assert_eq!(answer.types().last(), Some(&"status"));
+    assert_eq!(fixture.client.run("print on").await.text("stdout"), "on\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_code_shows_nothing_and_does_not_count() {
+    let mut fixture = kernel().await;
+    fixture.client.run("print first").await;
+    let mut content = execute("print hidden");
+    content["silent"] = true.into();
+    let answer = fixture.client.ask("execute_request", &content).await;
+    assert_eq!(answer.types(), ["status", "status"]);
+    assert_eq!(
+        fixture.client.run("print x").await.reply.content["execution_count"],
+        2
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn comm_open_is_answered_by_comm_close_and_requests_without_a_remote_side_by_valid_emptiness() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let open = json!({"comm_id": "c1", "target_name": "jupyter.widget", "data": {}});
+    let id = client.send("comm_open", &open).await;
+    let messages = client.until_idle(&id).await;
+    assert_eq!(messages[1].msg_type(), "comm_close");
+    assert_eq!(messages[1].content["comm_id"], "c1");
+
+    let complete = client
+        .ask("complete_request", &json!({"code": "imp", "cursor_pos": 3}))
+        .await;
+    assert_eq!(complete.reply.content["matches"], json!([]));
+    let inspect = json!({"code": "x", "cursor_pos": 1, "detail_level": 0});
+    let inspect = client.ask("inspect_request", &inspect).await;
+    assert_eq!(inspect.reply.content["found"], false);
+    let comms = client.ask("comm_info_request", &json!({})).await;
+    assert_eq!(comms.reply.content["comms"], json!({}));
+    let ports = client.ask("connect_request", &json!({})).await;
+    assert!(ports.reply.content["shell_port"].is_number());
+    let complete = client
+        .ask("is_complete_request", &json!({"code": "for i in x:"}))
+        .await;
+    assert_eq!(complete.reply.content["status"], "incomplete");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_contents_get_an_error_reply_and_unknown_types_are_dropped() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let answer = client.ask("execute_request", &json!({"kode": "x"})).await;
+    assert_eq!(answer.reply.content["ename"], "InvalidRequest");
+    let answer = client.ask("is_complete_request", &json!({})).await;
+    assert_eq!(answer.reply.content["ename"], "InvalidRequest");
+    client.send("no_such_request", &json!({})).await;
+    assert_eq!(client.run("print on").await.text("stdout"), "on\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_echoes_restart_is_told_to_everybody_and_ends_the_process_after_the_reply() {
+    let mut fixture = kernel().await;
+    let mut watcher = Client::connect(&fixture.file).await;
+    let client = &mut fixture.client;
+    let id = client
+        .send_control("shutdown_request", &json!({"restart": true}))
+        .await;
+    let reply = client.control_reply().await;
+    assert_eq!(reply.content, json!({"status": "ok", "restart": true}));
+    let told = watcher.until(&id, "shutdown_reply").await;
+    assert_eq!(told.content["restart"], true);
+    timeout(LIMIT, fixture.kernel).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_ends_a_running_cell() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let cell = client.send("execute_request", &execute("wait")).await;
+    client.until(&cell, "execute_input").await;
+    client
+        .send_control("shutdown_request", &json!({"restart": false}))
+        .await;
+    client.control_reply().await;
+    timeout(Duration::from_secs(3), fixture.kernel)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupt_while_idle_does_not_hit_the_next_cell() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    client.run("print 1").await;
+    client.send_control("interrupt_request", &json!({})).await;
+    client.control_reply().await;
+    assert_eq!(client.run("print 2").await.text("stdout"), "2\n");
+}

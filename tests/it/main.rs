@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod backend;
+mod client;
 mod commands;
 mod emulator;
 mod kernel;

@@ -1,0 +1,112 @@
+//! Contents of the messages that the kernel answers, typed
+//! (<https://jupyter-client.readthedocs.io/en/stable/messaging.html>).
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::backend::{Exception, JsonMap};
+
+/// `execute_request`
+#[derive(Debug, Clone, Deserialize)]
+pub struct ExecuteRequest {
+    /// The source.
+    pub code: String,
+    /// Run without output, count or history.
+    #[serde(default)]
+    pub silent: bool,
+    /// Whether the code counts; absent means yes, unless `silent`.
+    pub store_history: Option<bool>,
+    /// Expressions to evaluate afterwards.
+    #[serde(default)]
+    pub user_expressions: Option<JsonMap>,
+    /// Whether the front-end can answer `input()`.
+    #[serde(default = "yes")]
+    pub allow_stdin: bool,
+    /// Whether an error here aborts what is queued behind.
+    #[serde(default = "yes")]
+    pub stop_on_error: bool,
+}
+
+impl ExecuteRequest {
+    /// Whether the code gets a number and enters the history.
+    pub fn counted(&self) -> bool {
+        !self.silent && self.store_history.unwrap_or(true)
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// `execute_reply`. One shape for both outcomes: clients with strict types read the fields of the other one as well.
+#[derive(Debug, Clone, Serialize)]
+pub struct ExecuteReply {
+    /// `ok` or `error`
+    pub status: &'static str,
+    /// The cell's number; 0 for a cell that never ran, which front-ends show as an empty prompt.
+    pub execution_count: u32,
+    /// Results of the expressions.
+    pub user_expressions: JsonMap,
+    /// Payloads for the front-end.
+    pub payload: Vec<Value>,
+    /// The exception, where there is one.
+    #[serde(flatten)]
+    pub error: Option<ErrorContent>,
+}
+
+/// `error`, and the same fields in a reply.
+#[derive(Debug, Clone, Serialize)]
+pub struct ErrorContent {
+    /// The exception's class.
+    pub ename: String,
+    /// Its message.
+    pub evalue: String,
+    /// The traceback, a line or frame an entry.
+    pub traceback: Vec<String>,
+}
+
+impl From<Exception> for ErrorContent {
+    fn from(exception: Exception) -> Self {
+        Self {
+            ename: exception.ename,
+            evalue: exception.evalue,
+            traceback: exception.traceback,
+        }
+    }
+}
+
+/// The content of a reply that says that the request could not be served.
+pub fn error_reply(ename: &str, evalue: &str) -> Value {
+    json!({"status": "error", "ename": ename, "evalue": evalue, "traceback": [format!("{ename}: {evalue}")]})
+}
+
+/// `shutdown_request`
+#[derive(Debug, Clone, Deserialize)]
+pub struct ShutdownRequest {
+    /// Whether a new process will follow.
+    #[serde(default)]
+    pub restart: bool,
+}
+
+/// `complete_request` and `inspect_request`, as far as they are answered here.
+#[derive(Debug, Clone, Deserialize)]
+pub struct CursorRequest {
+    /// The source.
+    pub code: String,
+    /// The cursor, in code points.
+    pub cursor_pos: Option<usize>,
+}
+
+/// `is_complete_request`
+#[derive(Debug, Clone, Deserialize)]
+pub struct IsCompleteRequest {
+    /// The source so far.
+    pub code: String,
+}
+
+/// `comm_open`
+#[derive(Debug, Clone, Deserialize)]
+pub struct CommOpen {
+    /// The comm's id.
+    pub comm_id: String,
+}
