@@ -9,6 +9,7 @@
 //!   passed over, wherever they stand.
 
 mod demo;
+mod emulate;
 mod kernel;
 mod terminal;
 
@@ -36,6 +37,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Kernel(kernel::Args),
+    Demo(demo::Args),
+    Emulate(emulate::Args),
 }
 
 /// Runs the command that the arguments name and maps its error to an exit code.
@@ -65,6 +68,8 @@ pub fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Kernel(args) => kernel::run(args),
+        Command::Demo(args) => block_on(demo::run(args)),
+        Command::Emulate(args) => block_on(emulate::run(args)).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(code) => code,

@@ -20,8 +20,7 @@ use serde_json::Value;
 use self::kernel::Kernel;
 use self::notebook::Notebook;
 use self::outputs::{Outputs, Printer};
-use super::emulate;
-use super::stop::stop_signal;
+use super::emulate::{self, stop_signal};
 use super::terminal::{Style, paint, wants_colour};
 use crate::emulator::{Emulator, EmulatorConfig, PythonChoice};
 
