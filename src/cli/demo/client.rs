@@ -3,8 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use bytes::Bytes;
+use anyhow::Context;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
@@ -77,7 +76,8 @@ impl KernelClient {
         let (frames, id) = self.encode(request)?;
         self.control.send(frames).await?;
         loop {
-            let reply = self.decode(self.control.recv().await?)?;
+            let reply = self.control.recv().await?;
+            let reply = self.decode(reply)?;
             if answers(&reply, &id) {
                 return Ok(());
             }
@@ -126,13 +126,9 @@ impl KernelClient {
 
     /// The frames of a message, and its id.
     fn encode(&self, message: OutMessage) -> anyhow::Result<(ZmqMessage, String)> {
-        let frames: Vec<Bytes> = self.session.encode(Vec::new(), &message);
-        // Delimiter, signature, header.
-        let Some(header) = frames.get(2) else {
-            bail!("A message without a header");
-        };
-        let header: Header = serde_json::from_slice(header)?;
-        Ok((ZmqMessage::try_from(frames)?, header.msg_id))
+        let frames = self.session.encode(message);
+        let id = self.session.decode(frames.clone())?.header.msg_id;
+        Ok((ZmqMessage::try_from(frames)?, id))
     }
 
     fn decode(&self, message: ZmqMessage) -> anyhow::Result<Request> {

@@ -9,7 +9,7 @@ mod kernel;
 mod notebook;
 mod outputs;
 
-use std::io::{self, IsTerminal, Stdout};
+use std::io::{self, Stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -70,8 +70,9 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         started = Emulator::start(emulator_config(&args)) => started?,
         () = &mut stop => return Ok(ExitCode::FAILURE),
     };
+    let endpoint = emulator.endpoint();
     let outcome = tokio::select! {
-        started = Kernel::start(&emulator.endpoint()) => match started {
+        started = Kernel::start(&endpoint) => match started {
             Ok(mut kernel) => {
                 let outcome = tokio::select! {
                     outcome = run_cells(&mut kernel, &mut notebook) => outcome,
