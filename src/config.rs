@@ -149,13 +149,9 @@ impl Sources<'_> {
             });
         }
         Ok(Settings {
-            endpoint: self.read("endpoint", endpoint)?.map_or_else(
-                || {
-                    #[allow(clippy::expect_used)] // A constant; a unit test parses it.
-                    Url::parse(DEFAULT_ENDPOINT).expect("the default endpoint is a URL")
-                },
-                |url| url,
-            ),
+            endpoint: self
+                .read("endpoint", endpoint)?
+                .unwrap_or_else(default_endpoint),
             token: self.environment("token")?.map(|given| Secret(given.value)),
             quota_project: self.read("quota_project", text)?,
             accelerator: self.read("accelerator", text)?,
@@ -271,6 +267,11 @@ fn read_file(path: &Path) -> Result<JsonMap, ConfigError> {
         path: path.to_owned(),
         source,
     })
+}
+
+#[allow(clippy::expect_used)] // A constant; a unit test parses it.
+fn default_endpoint() -> Url {
+    Url::parse(DEFAULT_ENDPOINT).expect("the default endpoint is a URL")
 }
 
 // The parsers. Each takes the text of one setting and answers with the value, or with what is allowed.

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
@@ -124,11 +124,13 @@ impl KernelClient {
         self.decode(message)
     }
 
-    /// The frames of a message, and its id.
+    /// The frames of a message, and the id that it was given.
     fn encode(&self, message: OutMessage) -> anyhow::Result<(ZmqMessage, String)> {
         let frames = self.session.encode(message);
         let id = self.session.decode(frames.clone())?.header.msg_id;
-        Ok((ZmqMessage::try_from(frames)?, id))
+        let message =
+            ZmqMessage::try_from(frames).map_err(|_| anyhow!("A message without frames"))?;
+        Ok((message, id))
     }
 
     fn decode(&self, message: ZmqMessage) -> anyhow::Result<Request> {

@@ -93,12 +93,17 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         printer.line("Stopped")?;
         return Ok(ExitCode::FAILURE);
     }
-    notebook
-        .write(&output)
-        .with_context(|| format!("The executed notebook cannot be written to {}", output.display()))?;
+    notebook.write(&output).with_context(|| {
+        format!(
+            "The executed notebook cannot be written to {}",
+            output.display()
+        )
+    })?;
     printer.line("")?;
     if let Ending::Raised { cell, exception } = &ending {
-        printer.line(&format!("Cell {cell} raised {exception}: the cells after it did not run"))?;
+        printer.line(&format!(
+            "Cell {cell} raised {exception}: the cells after it did not run"
+        ))?;
     }
     printer.line(&format!("Wrote {}", output.display()))?;
     printer.line(&next_steps(&args, &output))?;
@@ -192,7 +197,9 @@ fn program() -> String {
         return NAME.to_owned();
     }
     let here = std::env::current_dir().unwrap_or_default();
-    let place = this.strip_prefix(&here).map_or(this.clone(), Path::to_owned);
+    let place = this
+        .strip_prefix(&here)
+        .map_or(this.clone(), Path::to_owned);
     quoted(&place.to_string_lossy())
 }
 
