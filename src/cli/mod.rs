@@ -202,9 +202,10 @@ mod tests {
             let arguments = ["colab-kernel", "kernel", file]
                 .map(OsString::from)
                 .to_vec();
-            let Command::Kernel(args) = Cli::try_parse_from(without_foreign(arguments))
-                .unwrap()
-                .command;
+            let cli = Cli::try_parse_from(without_foreign(arguments)).unwrap();
+            let Command::Kernel(args) = cli.command else {
+                panic!("{file} is not for the kernel command");
+            };
             assert_eq!(args.connection_file.to_str(), Some("a.json"));
         }
     }
