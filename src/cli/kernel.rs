@@ -6,6 +6,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::anyhow;
+
+use super::terminal;
 use crate::config::{Flags, Settings};
 use crate::logging;
 
@@ -51,5 +54,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         "kernel",
         settings.token.clone().into_iter().collect(),
     )?;
+    report_panics();
     super::block_on(async { anyhow::bail!("no kernel yet") })
+}
+
+/// Standard error is shown to the user when a kernel dies: one line there, the same in the log.
+fn report_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        let place = place.as_deref().unwrap_or("an unknown place");
+        let what = panic.payload_as_str().unwrap_or("no message");
+        tracing::error!(place, what, "panic");
+        terminal::report(&anyhow!("Internal error at {place}: {what}"));
+    }));
 }

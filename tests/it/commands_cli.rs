@@ -99,7 +99,14 @@ fn help_names_the_commands_and_their_options() {
         assert!(!overview.contains(command), "{overview}");
     }
     let kernel = help(&["kernel", "--help"]);
-    for option in ["-f, ", "--backend", "--accelerator", "--highmem", "--runtime", "--endpoint"] {
+    for option in [
+        "-f, ",
+        "--backend",
+        "--accelerator",
+        "--highmem",
+        "--runtime",
+        "--endpoint",
+    ] {
         assert!(kernel.contains(option), "{kernel}");
     }
     let demo = help(&["demo", "--help"]);
@@ -112,10 +119,18 @@ fn help_names_the_commands_and_their_options() {
 #[test]
 fn wrong_usage_is_exit_code_2_and_a_sentence_on_stderr() {
     let home = home();
-    for arguments in [&["frobnicate"][..], &["kernel"], &["demo", "--port", "many"], &[]] {
+    for arguments in [
+        &["frobnicate"][..],
+        &["kernel"],
+        &["demo", "--port", "many"],
+        &[],
+    ] {
         let output = run(colab_kernel(home.path()).args(arguments));
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(stderr(&output).contains("Usage: colab-kernel"), "{arguments:?}");
+        assert!(
+            stderr(&output).contains("Usage: colab-kernel"),
+            "{arguments:?}"
+        );
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
 }
@@ -128,7 +143,11 @@ fn a_bad_setting_is_named_with_what_is_allowed() {
         ("COLAB_KERNEL_BACKEND", "tab", "not part of this version"),
         ("COLAB_KERNEL_BACKEND", "carrier-pigeon", "`mcp`"),
         ("COLAB_KERNEL_ENDPOINT", "colab", "https://"),
-        ("COLAB_KERNEL_ENDPOINT", "http://example.com/mcp", "loopback"),
+        (
+            "COLAB_KERNEL_ENDPOINT",
+            "http://example.com/mcp",
+            "loopback",
+        ),
         ("COLAB_KERNEL_COMPANION", "perhaps", "`off`"),
         ("COLAB_KERNEL_GIVE_UP", "soon", "seconds"),
         ("COLAB_KERNEL_LOG", "loud", "`debug`"),
@@ -171,7 +190,10 @@ fn the_config_file_is_read_and_named() {
         let output = run(colab_kernel(home.path()).args(["kernel", "-f", &file]));
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(text.contains(said) && text.contains("config.json"), "{text}");
+        assert!(
+            text.contains(said) && text.contains("config.json"),
+            "{text}"
+        );
     }
 }
 
@@ -181,7 +203,10 @@ fn a_missing_connection_file_is_one_line_on_stderr() {
     let output = run(colab_kernel(home.path()).args(["kernel", "-f", "nowhere.json"]));
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.starts_with("error: ") && text.contains("nowhere.json"), "{text}");
+    assert!(
+        text.starts_with("error: ") && text.contains("nowhere.json"),
+        "{text}"
+    );
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(output.stdout.is_empty());
 }

@@ -5,6 +5,7 @@
 mod backend;
 mod client;
 mod commands;
+mod commands_cli;
 mod emulator;
 mod kernel;
 mod mcp_client;
