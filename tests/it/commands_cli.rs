@@ -127,10 +127,7 @@ fn wrong_usage_is_exit_code_2_and_a_sentence_on_stderr() {
     ] {
         let output = run(colab_kernel(home.path()).args(arguments));
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(
-            stderr(&output).contains("Usage: colab-kernel"),
-            "{arguments:?}"
-        );
+        assert!(stderr(&output).contains("help"), "{arguments:?}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
 }
