@@ -154,7 +154,8 @@ impl<B: Backend> Executor<B> {
 
     async fn abort(&self, request: &Request) {
         let text = "Not run, because an earlier cell failed or was interrupted";
-        let work = self.reply(request, &failed("ExecutionAborted", text, 0), None);
+        let reply = failed("ExecutionAborted", text, 0);
+        let work = self.reply(request, &reply, None);
         while_busy(&self.iopub, &request.parent(), work).await;
     }
 
