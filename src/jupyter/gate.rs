@@ -1,0 +1,230 @@
+//! The gate: what stands between clients and the `zeromq` crate on shell, control, stdin and heartbeat.
+//!
+//! ```text
+//! client ──tcp or ipc──► gate: handshake, frame headers ──unix socket in a 0700 directory──► zeromq's ROUTER or REP
+//! ```
+//!
+//! The crate has no limits of its own: a frame header that announces 2^35 bytes aborts the process, a silent connection is kept
+//! for ever, and nothing tells when a reply has been written. So the gate
+//!
+//! * shakes hands with the client itself, within [`HANDSHAKE_LIMIT`](super::zmtp::HANDSHAKE_LIMIT), and opens the inner
+//!   connection only then: what is not ZMTP never reaches the crate;
+//! * follows the frame headers of the client and closes its connection at one that announces more than [`FRAME_LIMIT`];
+//! * keeps ZMTP commands from the crate, which would close the connection at any that it does not know;
+//! * counts the whole messages that it has written to the client, so that a flush awaits the last reply.
+//!
+//! Where there are no unix sockets the inner connection is a loopback port of its own; other users of the machine can reach that
+//! one past the gate.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::task::JoinSet;
+use zeromq::Socket;
+
+use super::links::{Link, Links};
+use super::listen::{Listener, Stream};
+use super::zmtp::{self, FrameScanner, Limits, Peer, Role};
+
+/// What a client may announce in one frame.
+pub(super) const FRAME_LIMIT: u64 = 256 * 1024 * 1024;
+const CLIENT_LIMITS: Limits = Limits {
+    frame: FRAME_LIMIT,
+    message: 4 * FRAME_LIMIT,
+};
+const CHUNK: usize = 64 * 1024;
+
+#[cfg(unix)]
+type InnerStream = tokio::net::UnixStream;
+#[cfg(not(unix))]
+type InnerStream = tokio::net::TcpStream;
+
+/// Where `zeromq` listens, behind the gate.
+#[derive(Debug, Clone)]
+pub(super) struct Inner {
+    #[cfg(unix)]
+    path: PathBuf,
+    #[cfg(not(unix))]
+    address: std::net::SocketAddr,
+}
+
+impl Inner {
+    /// Lets a socket listen behind the gate.
+    #[cfg(unix)]
+    pub(super) async fn bind(
+        socket: &mut impl Socket,
+        directory: &Path,
+        name: &str,
+    ) -> io::Result<Self> {
+        let path = directory.join(name);
+        let listener = std::os::unix::net::UnixListener::bind(&path)?;
+        socket
+            .bind_listener(listener)
+            .await
+            .map_err(io::Error::other)?;
+        Ok(Self { path })
+    }
+
+    /// Lets a socket listen behind the gate.
+    #[cfg(not(unix))]
+    pub(super) async fn bind(
+        socket: &mut impl Socket,
+        _directory: &Path,
+        _name: &str,
+    ) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        socket
+            .bind_listener(listener)
+            .await
+            .map_err(io::Error::other)?;
+        Ok(Self { address })
+    }
+
+    async fn connect(&self) -> io::Result<InnerStream> {
+        #[cfg(unix)]
+        return InnerStream::connect(&self.path).await;
+        #[cfg(not(unix))]
+        return InnerStream::connect(self.address).await;
+    }
+}
+
+/// The gate of one socket.
+#[derive(Debug)]
+pub(super) struct Gate {
+    pub(super) name: &'static str,
+    pub(super) role: Role,
+    pub(super) inner: Inner,
+    pub(super) links: Arc<Links>,
+    /// How long one write to a client may take. Needed where the crate answers one client after the other.
+    pub(super) write_limit: Option<Duration>,
+}
+
+impl Gate {
+    /// Lets clients in, for ever.
+    pub(super) async fn run(self, listener: Listener) {
+        let gate = Arc::new(self);
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                stream = listener.accept() => {
+                    let gate = gate.clone();
+                    connections.spawn(async move { gate.serve(stream).await });
+                }
+                Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+
+    async fn serve(&self, mut stream: Box<dyn Stream>) {
+        let peer = match zmtp::handshake(&mut stream, self.role).await {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::debug!(socket = self.name, %error, "a connection was no client's");
+                return;
+            }
+        };
+        let link = self.links.add(&peer.identity);
+        let end = tokio::select! {
+            end = self.pass(stream, &peer, &link) => end,
+            () = link.closed() => Ok(()),
+        };
+        self.links.remove(&link);
+        if let Err(error) = end {
+            tracing::debug!(socket = self.name, %error, "a client's connection was closed");
+        }
+    }
+
+    async fn pass(&self, stream: Box<dyn Stream>, peer: &Peer, link: &Link) -> io::Result<()> {
+        let mut inner = self.inner.connect().await?;
+        inner.write_all(&zmtp::greeting(self.role.minor)).await?;
+        inner
+            .write_all(&zmtp::ready(&peer.socket_type, &link.name()))
+            .await?;
+        // The client has had both from us.
+        zmtp::read_greeting(&mut inner).await?;
+        zmtp::read_frame(&mut inner, CHUNK as u64).await?;
+
+        let (from_client, to_client) = tokio::io::split(stream);
+        let (from_inner, to_inner) = inner.into_split();
+        tokio::select! {
+            end = inward(from_client, to_inner) => end,
+            end = self.outward(from_inner, to_client, link) => end,
+        }
+    }
+
+    /// Passes what `zeromq` answers to the client, and counts it once it is written.
+    async fn outward(
+        &self,
+        mut from: impl AsyncRead + Unpin,
+        mut to: impl AsyncWrite + Unpin,
+        link: &Link,
+    ) -> io::Result<()> {
+        let mut scanner = FrameScanner::new(Limits::NONE);
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let len = from.read(&mut buffer).await?;
+            if len == 0 {
+                return Ok(());
+            }
+            let chunk = &buffer[..len];
+            self.within_limit(to.write_all(chunk)).await?;
+            let mut messages = 0;
+            let mut rest = chunk;
+            while !rest.is_empty() {
+                let span = scanner.span(rest)?;
+                messages += u64::from(span.ends_message);
+                rest = &rest[span.len..];
+            }
+            link.wrote(messages, len);
+        }
+    }
+
+    async fn within_limit(&self, write: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+        let Some(limit) = self.write_limit else {
+            return write.await;
+        };
+        tokio::time::timeout(limit, write)
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Passes the client's message frames to `zeromq`, and nothing else.
+async fn inward(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+) -> io::Result<()> {
+    let mut scanner = FrameScanner::new(CLIENT_LIMITS);
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let len = from.read(&mut buffer).await?;
+        if len == 0 {
+            return Ok(());
+        }
+        let mut start = 0;
+        let mut at = 0;
+        while at < len {
+            let span = scanner.span(&buffer[at..len])?;
+            if span.command {
+                to.write_all(&buffer[start..at]).await?;
+                start = at + span.len;
+            }
+            at += span.len;
+        }
+        to.write_all(&buffer[start..len]).await?;
+    }
+}
+
+/// The frames of a message for a client, as `zeromq` wants them: the connection's name first.
+pub(super) fn addressed(name: Bytes, frames: Vec<Bytes>) -> zeromq::ZmqMessage {
+    let mut message = zeromq::ZmqMessage::from(name);
+    for frame in frames {
+        message.push_back(frame);
+    }
+    message
+}
