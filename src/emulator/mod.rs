@@ -13,16 +13,41 @@
 //!   watches a pipe of ours (`launcher.py`).
 //! * Nothing of the user's own Jupyter, IPython or matplotlib settings reaches a runtime, and nothing flows back.
 
+mod calls;
+mod collect;
+mod eras;
+mod errors;
+mod executions;
+mod kernel_client;
+mod mcp;
+mod proxy;
 pub mod python;
 pub mod quirks;
+mod runtimes;
+mod schemas;
+mod server;
+mod sessions;
+mod specs;
+mod tools;
+mod zmtp;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use url::Url;
+
+use self::mcp::Service;
+use self::runtimes::Workshop;
 
 pub use self::python::PythonChoice;
 pub use self::quirks::Quirks;
+
+/// How long the runtimes may take to end.
+const SHUTDOWN: Duration = Duration::from_secs(12);
 
 /// Takes one line about what the emulator is doing while it sets itself up.
 pub type ProgressFn = Arc<dyn Fn(&str) + Send + Sync>;
@@ -59,18 +84,74 @@ pub enum EmulatorError {
     /// A directory could not be made.
     #[error("Cannot make the directory for runtimes: {0}")]
     Directory(std::io::Error),
+    /// The listener has no address.
+    #[error("Cannot tell the port: {0}")]
+    Address(std::io::Error),
+    /// The client that talks to the runtimes could not be made.
+    #[error("Cannot make an HTTP client: {0}")]
+    Client(reqwest::Error),
+    /// The endpoint is no URL.
+    #[error("Cannot make a URL of {0}")]
+    Endpoint(String),
 }
 
 /// A running emulator. Dropping it ends it as well, only without waiting for the end.
 pub struct Emulator {
     endpoint: Url,
+    service: Arc<Service>,
+    server: JoinHandle<()>,
+    /// Removed when the emulator is dropped; the runtimes' launchers remove what is theirs in it.
+    _directory: TempDir,
 }
 
 impl Emulator {
     /// Makes the Python environment where it is missing, and serves. No runtime exists yet.
     pub async fn start(config: EmulatorConfig) -> Result<Self, EmulatorError> {
-        let _ = config;
-        Err(EmulatorError::Python(python::PythonError::Missing))
+        // The port first: to learn after minutes of installing that it is taken would be a pity.
+        let listener = TcpListener::bind(("127.0.0.1", config.port)).await;
+        let listener = listener.map_err(|source| EmulatorError::Bind {
+            port: config.port,
+            source,
+        })?;
+        let port = listener.local_addr().map_err(EmulatorError::Address)?.port();
+        let progress = config
+            .progress
+            .unwrap_or_else(|| Arc::new(|line| tracing::info!("{line}")));
+        let python = python::resolve(&config.python, config.quirks.kernels, &progress).await?;
+
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("colab-kernel-");
+        let directory = match &config.runtimes_dir {
+            Some(parent) => std::fs::create_dir_all(parent).and_then(|()| builder.tempdir_in(parent)),
+            None => builder.tempdir(),
+        };
+        let directory = directory.map_err(EmulatorError::Directory)?;
+        // Where the process has a provider already, that one stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(EmulatorError::Client)?;
+        let service = Service::new(Workshop {
+            python,
+            directory: directory.path().to_owned(),
+            http,
+            quirks: Arc::new(config.quirks),
+        });
+        let app = mcp::router(service.clone());
+        let server = tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, app).await {
+                tracing::error!(%error, "the emulator's server ended");
+            }
+        });
+        let endpoint = format!("http://127.0.0.1:{port}/mcp");
+        Ok(Self {
+            endpoint: Url::parse(&endpoint).map_err(|_| EmulatorError::Endpoint(endpoint))?,
+            service,
+            server,
+            _directory: directory,
+        })
     }
 
     /// Where the MCP server answers: `http://127.0.0.1:PORT/mcp`.
@@ -79,5 +160,32 @@ impl Emulator {
     }
 
     /// Ends every runtime with its kernels and removes their directories.
-    pub async fn shutdown(self) {}
+    pub async fn shutdown(self) {
+        let runtimes = self.end();
+        let ended = async {
+            for runtime in runtimes {
+                runtime.server.ended().await;
+            }
+        };
+        if tokio::time::timeout(SHUTDOWN, ended).await.is_err() {
+            tracing::warn!("some runtimes did not end in time");
+        }
+    }
+
+    /// Takes no more requests and begins to end every runtime.
+    fn end(&self) -> Vec<Arc<runtimes::Runtime>> {
+        self.server.abort();
+        let accounts = self.service.accounts();
+        let runtimes: Vec<_> = accounts.iter().flat_map(|account| account.close()).collect();
+        for runtime in &runtimes {
+            runtime.end();
+        }
+        runtimes
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
