@@ -1,14 +1,37 @@
 //! The MCP client: JSON-RPC over Streamable HTTP, three protocol eras, progress in the order of its arrival.
+//!
+//! `http` posts, `sse` reads answers, `rpc` knows the messages, `eras` agrees with the server on how to speak, `exchange` asks
+//! and tells, `call` runs one tool call, `result` and `normalise` say what came of it, `arguments` fits names to the server's
+//! schemas, `trace` logs frames. Invariants:
+//!
+//! * The era is found out with `tools/list` alone, remembered, and found out again when it stops working.
+//! * A call that may have run is not sent twice; the caller decides what a lost answer means.
+//! * Every failure is a [`errors::Status`] that tells whether the call can have reached the service.
 
+pub(super) mod arguments;
+mod call;
+mod eras;
 pub mod errors;
+mod exchange;
+pub mod http;
+pub(super) mod normalise;
+mod result;
+mod rpc;
+mod sse;
+mod trace;
+mod words;
 
-use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
-use self::errors::Status;
+pub use self::call::{Call, CallEvent, Canceller, Progress};
+use self::eras::Agreement;
+use self::errors::{Code, Origin, Status};
+use self::http::Http;
 use crate::backend::JsonMap;
 
 /// Where bearer tokens come from. `refresh` is true after a 401: the cached token must not be used again.
@@ -22,74 +45,139 @@ pub trait TokenSource: Send + Sync + 'static {
 
 /// A client of one MCP endpoint. Cheap to clone.
 #[derive(Clone)]
-pub struct Client {}
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    http: Http,
+    agreed: Mutex<Option<Arc<Agreement>>>,
+    /// Lets one task negotiate while the others wait for what it finds.
+    turn: Semaphore,
+}
 
 impl Client {
     /// A client for this endpoint. Connects at the first call.
-    pub fn new(_endpoint: url::Url, _tokens: Arc<dyn TokenSource>) -> Result<Self, Status> {
-        todo!()
+    ///
+    /// Refuses an endpoint to which a bearer token must not be sent: one that is neither https nor on this machine.
+    pub fn new(endpoint: url::Url, tokens: Arc<dyn TokenSource>) -> Result<Self, Status> {
+        Ok(Self {
+            inner: Arc::new(Inner {
+                http: Http::new(endpoint, tokens)?,
+                agreed: Mutex::new(None),
+                turn: Semaphore::new(1),
+            }),
+        })
     }
 
-    /// Calls a tool and waits for its result (`structuredContent`, or the JSON of its text content).
-    pub async fn call(&self, _tool: &str, _arguments: JsonMap) -> Result<Value, Status> {
-        todo!()
+    /// Calls a tool and waits for its result (`structuredContent`, or the JSON of its text content), within the tool's time limit.
+    pub async fn call(&self, tool: &str, arguments: JsonMap) -> Result<Value, Status> {
+        let call = Call::new(self.clone(), tool, arguments, false, tool != "execute_code");
+        let Some(limit) = time_limit(tool) else {
+            return call.finished().await;
+        };
+        tokio::time::timeout(limit, call.finished())
+            .await
+            .unwrap_or_else(|_| {
+                Err(Status::new(
+                    Code::DeadlineExceeded,
+                    Origin::Transport,
+                    format!("No answer to {tool} within {} s", limit.as_secs()),
+                ))
+            })
     }
 
-    /// Starts a tool call whose progress is wanted. The POST has been answered with headers when this returns.
-    pub async fn start(&self, _tool: &str, _arguments: JsonMap) -> Result<Call, Status> {
-        todo!()
+    /// Starts a tool call whose progress is wanted. Returns at once: the call is sent, and its answer read, by [`Call::next`].
+    pub async fn start(&self, tool: &str, arguments: JsonMap) -> Result<Call, Status> {
+        Ok(self.begin(tool, arguments))
+    }
+
+    /// As [`Client::start`], which never fails.
+    pub(crate) fn begin(&self, tool: &str, arguments: JsonMap) -> Call {
+        Call::new(self.clone(), tool, arguments, true, false)
     }
 
     /// The input schema of a tool, from `tools/list`.
-    pub async fn input_schema(&self, _tool: &str) -> Result<Option<Value>, Status> {
-        todo!()
+    pub async fn input_schema(&self, tool: &str) -> Result<Option<Value>, Status> {
+        Ok(self.agreement().await?.schema(tool).cloned())
+    }
+
+    /// Gets a resource from the endpoint's host by its REST name, with the same credentials.
+    pub(crate) async fn get(&self, path: &str) -> Result<Value, Status> {
+        let read = async {
+            let body = self.inner.http.get(path).await?;
+            serde_json::from_slice(&body).map_err(|error| sse::truncated(&error))
+        };
+        tokio::time::timeout(OTHERS_TIME, read)
+            .await
+            .unwrap_or_else(|_| {
+                Err(Status::new(
+                    Code::DeadlineExceeded,
+                    Origin::Transport,
+                    format!("No answer to GET {path}"),
+                ))
+            })
+    }
+
+    fn http(&self) -> &Http {
+        &self.inner.http
+    }
+
+    /// What is agreed with the server, negotiated at the first call.
+    async fn agreement(&self) -> Result<Arc<Agreement>, Status> {
+        self.agreement_after(None, false).await
+    }
+
+    /// Negotiates again, unless somebody else has done so since `old` was agreed on.
+    async fn renegotiate(
+        &self,
+        old: &Arc<Agreement>,
+        session_is_gone: bool,
+    ) -> Result<Arc<Agreement>, Status> {
+        self.agreement_after(Some(old), session_is_gone).await
+    }
+
+    async fn agreement_after(
+        &self,
+        old: Option<&Arc<Agreement>>,
+        session_is_gone: bool,
+    ) -> Result<Arc<Agreement>, Status> {
+        let current = || {
+            let agreed = self
+                .inner
+                .agreed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
+            agreed.filter(|agreed| old.is_none_or(|old| !Arc::ptr_eq(old, agreed)))
+        };
+        if let Some(agreed) = current() {
+            return Ok(agreed);
+        }
+        // The semaphore is never closed; without a permit two tasks would negotiate, which is wasteful and not wrong.
+        let _turn = self.inner.turn.acquire().await.ok();
+        if let Some(agreed) = current() {
+            return Ok(agreed);
+        }
+        let negotiated = eras::negotiate(&self.inner.http, session_is_gone).await;
+        let agreed = negotiated.map(Arc::new);
+        *self
+            .inner
+            .agreed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = agreed.as_ref().ok().cloned();
+        agreed
     }
 }
 
-/// A tool call in flight. Dropping it closes its stream.
-pub struct Call {}
+/// The limit of every tool but two.
+const OTHERS_TIME: Duration = Duration::from_secs(60);
 
-impl Call {
-    /// What comes next; `None` after [`CallEvent::Finished`].
-    pub async fn next(&mut self) -> Option<CallEvent> {
-        todo!()
-    }
-
-    /// A handle that can cancel the call from another task.
-    pub fn canceller(&self) -> Canceller {
-        todo!()
-    }
-}
-
-/// What arrives on a call's stream.
-#[derive(Debug, Clone, PartialEq)]
-pub enum CallEvent {
-    /// `notifications/progress`
-    Progress(Progress),
-    /// The call's end: its result, or why there is none.
-    Finished(Result<Value, Status>),
-}
-
-/// The parameters of `notifications/progress`.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Progress {
-    /// Increases with every notification.
-    pub progress: f64,
-    /// The total, where it is known.
-    pub total: Option<f64>,
-    /// The message, exactly as it was sent.
-    pub message: Option<String>,
-    /// `_meta`
-    pub meta: JsonMap,
-}
-
-/// Posts `notifications/cancelled` for a call.
-#[derive(Clone)]
-pub struct Canceller {}
-
-impl Canceller {
-    /// Posts the notification (same JSON-RPC id as the call) and returns when it has been answered or has failed.
-    pub async fn cancel(&self, _reason: &str) -> Result<(), Status> {
-        todo!()
+/// How long a tool may take. `create_runtime` waits until the machine is ready; code runs as long as it runs.
+fn time_limit(tool: &str) -> Option<Duration> {
+    match tool {
+        "execute_code" => None,
+        "create_runtime" => Some(Duration::from_secs(420)),
+        _ => Some(OTHERS_TIME),
     }
 }

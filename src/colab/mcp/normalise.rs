@@ -1,0 +1,585 @@
+//! Making one [`Status`] of whatever the service said: an HTTP error, a JSON-RPC error, a failed tool result.
+//!
+//! How Colab reports errors over MCP is not documented, so every documented form of `google.rpc.Status` is recognised on every
+//! surface. The order is always the same: a structured status (a canonical name, a `google.rpc` number, typed details) beats
+//! words in a text, words beat the HTTP status, and the HTTP status beats a JSON-RPC number that says nothing of the cause.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use reqwest::header::{DATE, HeaderMap, RETRY_AFTER, WWW_AUTHENTICATE};
+use serde_json::{Map, Value};
+
+use super::errors::{Code, Origin, Status};
+use super::words;
+
+/// A server that never stops describing its error is cut here.
+const MESSAGE_CHARS: usize = 2000;
+
+/// The status of an answer with HTTP status ≥ 300.
+pub(crate) fn from_http(status: u16, headers: &HeaderMap, body: &[u8]) -> Status {
+    let text = String::from_utf8_lossy(body);
+    let parsed: Option<Value> = serde_json::from_str(text.trim()).ok();
+    let title = http_title(status);
+    let mut found = parsed
+        .as_ref()
+        .map(|value| Found::in_value(value))
+        .unwrap_or_default();
+    if parsed.is_none() {
+        let plain = words::readable(&text);
+        found.code = words::leading_code(&plain);
+        found.message = (!plain.is_empty()).then(|| match found.code {
+            Some(_) => plain.clone(),
+            None => format!("{title}: {}", words::cut(&plain, 300)),
+        });
+    }
+    if status == 401 || status == 403 {
+        found.reason = found.reason.or_else(|| challenge_error(headers));
+    }
+    let code = found.code.unwrap_or_else(|| Code::from_http(status));
+    let mut made = found.into_status(code, || title);
+    made.retry_after = made.retry_after.max(retry_after(headers));
+    made
+}
+
+/// The status of a JSON-RPC `error` object.
+pub(crate) fn from_rpc(error: &Value) -> Status {
+    let mut found = Found::in_value(error);
+    let number = error.get("code").and_then(as_integer);
+    let code = found
+        .code
+        .or_else(|| number.map(code_of_rpc))
+        .unwrap_or(Code::Unknown);
+    if found.message.is_none()
+        && let Some(text) = error.as_str()
+    {
+        found.message = Some(text.to_owned());
+    }
+    let mut status = found.into_status(code, || match number {
+        Some(number) => format!("The server answered with JSON-RPC error {number}"),
+        None => "The server answered with an error and no reason".to_owned(),
+    });
+    if matches!(number, Some(-32022 | -32021 | -32020 | -32700)) {
+        status.origin = Origin::Protocol;
+    }
+    status
+}
+
+/// The status of a tool result with `isError: true`.
+pub(crate) fn from_tool(result: &Value) -> Status {
+    let mut found = Found::default();
+    if let Some(structured) = result.get("structuredContent") {
+        found = found.or(Found::in_value(structured));
+    }
+    let parts: Vec<&str> = result
+        .get("content")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(|part| part.get("text").and_then(Value::as_str))
+        .collect();
+    for text in &parts {
+        found = found.or(Found::in_text(text));
+    }
+    if found.message.is_none() && !parts.is_empty() {
+        found.message = Some(parts.join("\n"));
+    }
+    let code = found.code.unwrap_or(Code::Unknown);
+    found.into_status(code, || "The tool failed and gave no reason".to_owned())
+}
+
+/// The status of a bare `google.rpc.Status`, as an Operation carries it.
+pub(crate) fn from_google(status: &Value) -> Status {
+    let found = Found::in_value(status);
+    let code = found.code.unwrap_or(Code::Unknown);
+    found.into_status(code, || {
+        "The operation failed and gave no reason".to_owned()
+    })
+}
+
+/// Whether a body is an error in a form that only the service itself gives: then it is about the call, not about the era.
+pub(crate) fn is_google_error(body: &Value) -> bool {
+    let body = body
+        .as_array()
+        .and_then(|list| list.first())
+        .unwrap_or(body);
+    let error = body.get("error").unwrap_or(body);
+    error
+        .get("status")
+        .and_then(Value::as_str)
+        .is_some_and(|name| Code::from_name(name).is_some())
+        || error
+            .get("code")
+            .and_then(as_integer)
+            .is_some_and(|n| Code::from_number(n).is_some())
+        || error
+            .get("data")
+            .is_some_and(|data| Found::in_value(data).code.is_some())
+}
+
+/// `Retry-After` in either form (RFC 9110 §10.2.3); a date is read against the server's own clock where it is given.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds.max(0.0)).ok();
+    }
+    let when = chrono::DateTime::parse_from_rfc2822(text).ok()?;
+    let now = headers
+        .get(DATE)
+        .and_then(|date| date.to_str().ok())
+        .and_then(|date| chrono::DateTime::parse_from_rfc2822(date).ok())
+        .map_or_else(chrono::Utc::now, |date| date.to_utc());
+    Some((when.to_utc() - now).to_std().unwrap_or(Duration::ZERO))
+}
+
+/// What has been found out about an error so far.
+#[derive(Debug, Default)]
+struct Found {
+    code: Option<Code>,
+    message: Option<String>,
+    reason: Option<String>,
+    metadata: BTreeMap<String, String>,
+    retry_after: Option<Duration>,
+}
+
+impl Found {
+    /// Keeps what is known and takes the rest from another finding.
+    fn or(self, other: Self) -> Self {
+        Self {
+            code: self.code.or(other.code),
+            message: self.message.or(other.message),
+            reason: self.reason.or(other.reason),
+            metadata: if self.metadata.is_empty() {
+                other.metadata
+            } else {
+                self.metadata
+            },
+            retry_after: self.retry_after.or(other.retry_after),
+        }
+    }
+
+    /// Reads a JSON value that may be, hold or wrap a `google.rpc.Status`.
+    fn in_value(value: &Value) -> Self {
+        Self::at_depth(value, 0)
+    }
+
+    fn at_depth(value: &Value, depth: u8) -> Self {
+        if depth > 4 {
+            return Self::default();
+        }
+        match value {
+            Value::Array(list) => list.iter().fold(Self::default(), |found, item| {
+                found.or(Self::at_depth(item, depth + 1))
+            }),
+            Value::String(text) => Self::in_text(text),
+            Value::Object(object) => Self::in_object(object, depth),
+            _ => Self::default(),
+        }
+    }
+
+    fn in_object(object: &Map<String, Value>, depth: u8) -> Self {
+        let mut found = Self::default();
+        // The details first: what they say is the most exact.
+        for key in ["error", "data", "details", "errorDetails", "error_details"] {
+            if let Some(inner) = object.get(key) {
+                let deeper = Self::at_depth(inner, depth + 1);
+                found = if key == "error" || key == "data" {
+                    // A nested status has a message of its own; this object's is kept below if it has none.
+                    found.or(deeper)
+                } else {
+                    found.or(Self {
+                        code: None,
+                        message: None,
+                        ..deeper
+                    })
+                };
+            }
+        }
+        let text = |key: &str| object.get(key).and_then(Value::as_str);
+        let named = ["status", "code", "grpcStatus"]
+            .into_iter()
+            .filter_map(text)
+            .find_map(Code::from_name);
+        let numbered = ["code", "status", "statusCode"]
+            .into_iter()
+            .filter_map(|key| object.get(key).and_then(as_integer))
+            .find_map(|number| match number {
+                1..=16 => Code::from_number(number),
+                400..=599 => u16::try_from(number).ok().map(Code::from_http),
+                _ => None,
+            });
+        let message = ["message", "error_description", "detail"]
+            .into_iter()
+            .find_map(text);
+        let own = Self {
+            code: named
+                .or(numbered)
+                .or_else(|| message.and_then(words::leading_code)),
+            message: message
+                .filter(|message| !message.trim().is_empty())
+                .map(str::to_owned),
+            reason: text("reason").map(str::to_owned),
+            metadata: object
+                .get("metadata")
+                .and_then(Value::as_object)
+                .map(string_map)
+                .unwrap_or_default(),
+            retry_after: ["retryDelay", "retry_delay"]
+                .into_iter()
+                .filter_map(|key| object.get(key))
+                .find_map(proto_duration),
+        };
+        // A canonical name on the outside is as good as one inside; the outer message is the one meant for people.
+        let own_code = own.code;
+        let mut all = Self {
+            message: own.message.clone().or(found.message.take()),
+            ..found.or(own)
+        };
+        if named.is_some() {
+            all.code = own_code;
+        }
+        all
+    }
+
+    /// Reads a text: JSON, JSON after a prefix, or words that name a canonical code.
+    fn in_text(text: &str) -> Self {
+        let trimmed = text.trim();
+        let json = embedded_json(trimmed);
+        let mut found = match &json {
+            Some(value) => Self::in_value(value),
+            None => Self::default(),
+        };
+        found.code = found.code.or_else(|| words::code_in(trimmed));
+        found.reason = found.reason.or_else(|| words::reason_in(trimmed));
+        if found.message.is_none() && !trimmed.is_empty() {
+            found.message = Some(words::readable(trimmed));
+        }
+        found
+    }
+
+    fn into_status(self, code: Code, otherwise: impl FnOnce() -> String) -> Status {
+        let message = self.message.map_or_else(otherwise, |message| {
+            words::without_code(&message, code).to_owned()
+        });
+        Status {
+            code,
+            origin: Origin::Service,
+            message: words::cut(&words::mask_secrets(message.trim()), MESSAGE_CHARS),
+            reason: self.reason.filter(|reason| !reason.is_empty()),
+            metadata: self.metadata,
+            retry_after: self.retry_after,
+        }
+    }
+}
+
+/// A JSON object or array that is the text, or that follows a prefix such as `Error executing tool x: `.
+fn embedded_json(text: &str) -> Option<Value> {
+    let start = text.find(['{', '['])?;
+    let end = text.rfind(['}', ']'])?;
+    serde_json::from_str(text.get(start..=end)?).ok()
+}
+
+/// JSON-RPC 2.0 §5.1 and the MCP schema's error codes.
+fn code_of_rpc(number: i64) -> Code {
+    match number {
+        -32700 | -32600 | -32602 | -32020 => Code::InvalidArgument,
+        -32601 | -32021 | -32022 => Code::Unimplemented,
+        -32603 => Code::Internal,
+        -32800 => Code::Cancelled,
+        _ => Code::Unknown,
+    }
+}
+
+/// `error` of a `WWW-Authenticate` challenge (RFC 6750 §3), such as `insufficient_scope`.
+fn challenge_error(headers: &HeaderMap) -> Option<String> {
+    let text = headers.get(WWW_AUTHENTICATE)?.to_str().ok()?;
+    let (_, rest) = text.split_once("error=\"")?;
+    let (error, _) = rest.split_once('"')?;
+    Some(error.to_owned())
+}
+
+fn http_title(status: u16) -> String {
+    let name = reqwest::StatusCode::from_u16(status)
+        .ok()
+        .and_then(|status| status.canonical_reason())
+        .unwrap_or_default();
+    format!("HTTP {status} {name}").trim_end().to_owned()
+}
+
+fn string_map(object: &Map<String, Value>) -> BTreeMap<String, String> {
+    object
+        .iter()
+        .map(|(key, value)| {
+            let text = value
+                .as_str()
+                .map_or_else(|| value.to_string(), str::to_owned);
+            (key.clone(), words::mask_secrets(&text))
+        })
+        .collect()
+}
+
+/// An integer, also as a float without a fraction or as a string.
+pub(crate) fn as_integer(value: &Value) -> Option<i64> {
+    match value {
+        Value::Number(number) => number.as_i64().or_else(|| {
+            let float = number.as_f64()?;
+            #[allow(clippy::cast_possible_truncation)]
+            (float.fract() == 0.0 && float.abs() < 9.0e15).then_some(float as i64)
+        }),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+/// `google.protobuf.Duration` in proto-JSON (`"1.5s"`) or as its fields.
+fn proto_duration(value: &Value) -> Option<Duration> {
+    let seconds = match value {
+        Value::String(text) => text.trim().trim_end_matches('s').parse::<f64>().ok()?,
+        Value::Number(number) => number.as_f64()?,
+        Value::Object(fields) => {
+            let part = |key| fields.get(key).and_then(as_integer).unwrap_or(0);
+            #[allow(clippy::cast_precision_loss)]
+            let seconds = part("seconds") as f64 + part("nanos") as f64 / 1e9;
+            seconds
+        }
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(seconds.max(0.0)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::header::HeaderValue;
+    use serde_json::json;
+
+    use super::*;
+
+    fn http(status: u16, body: &str) -> Status {
+        from_http(status, &HeaderMap::new(), body.as_bytes())
+    }
+
+    const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
+
+    fn google(code: i64, status: &str) -> Value {
+        json!({"error": {"code": code, "message": "no more", "status": status, "details": [
+            {"@type": ERROR_INFO, "reason": "TOO_MANY_ACTIVE_RUNTIMES", "domain": "colab", "metadata": {"limit": "3"}},
+            {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "2.5s"},
+        ]}})
+    }
+
+    fn assert_quota(status: &Status) {
+        assert_eq!(status.code, Code::FailedPrecondition);
+        assert_eq!(status.origin, Origin::Service);
+        assert_eq!(status.message, "no more");
+        assert_eq!(status.reason.as_deref(), Some("TOO_MANY_ACTIVE_RUNTIMES"));
+        assert_eq!(status.metadata["limit"], "3");
+        assert_eq!(status.retry_after, Some(Duration::from_millis(2500)));
+    }
+
+    #[test]
+    fn google_status_is_read_from_every_surface() {
+        let body = google(400, "FAILED_PRECONDITION");
+        let inner = body["error"].clone();
+        assert_quota(&http(400, &body.to_string()));
+        assert_quota(&http(400, &json!([body]).to_string()));
+        assert_quota(&from_rpc(
+            &json!({"code": -32000, "message": "no more", "data": inner}),
+        ));
+        assert_quota(&from_rpc(
+            &json!({"code": -32603, "message": "no more", "data": body}),
+        ));
+        assert_quota(&from_rpc(
+            &json!({"code": 9, "message": "no more", "data": inner["details"]}),
+        ));
+        assert_quota(&from_tool(
+            &json!({"isError": true, "structuredContent": body}),
+        ));
+        assert_quota(&from_tool(
+            &json!({"isError": true, "content": [{"type": "text", "text": body.to_string()}]}),
+        ));
+        let prefixed = format!("Error executing tool create_runtime: {inner}");
+        assert_quota(&from_tool(
+            &json!({"isError": true, "content": [{"type": "text", "text": prefixed}]}),
+        ));
+        assert_quota(&from_google(
+            &json!({"code": 9, "message": "no more", "details": inner["details"]}),
+        ));
+    }
+
+    #[test]
+    fn data_that_is_an_error_info_gives_the_reason() {
+        let status = from_rpc(&json!({"code": 8, "message": "slow down", "data":
+            {"@type": ERROR_INFO, "reason": "RATE_LIMIT_EXCEEDED", "metadata": {"quota": "x"}}}));
+        assert_eq!(status.code, Code::ResourceExhausted);
+        assert_eq!(status.reason.as_deref(), Some("RATE_LIMIT_EXCEEDED"));
+        assert_eq!(status.message, "slow down");
+    }
+
+    #[test]
+    fn rpc_numbers_of_either_kind_are_understood() {
+        for (number, code) in [
+            (5, Code::NotFound),
+            (16, Code::Unauthenticated),
+            (404, Code::NotFound),
+            (429, Code::ResourceExhausted),
+            (-32602, Code::InvalidArgument),
+            (-32601, Code::Unimplemented),
+            (-32603, Code::Internal),
+            (-32000, Code::Unknown),
+        ] {
+            assert_eq!(
+                from_rpc(&json!({"code": number, "message": "m"})).code,
+                code,
+                "{number}"
+            );
+        }
+        let text = from_rpc(&json!({"code": -32000, "message": "NOT_FOUND: no such runtime"}));
+        assert_eq!(
+            (text.code, text.message.as_str()),
+            (Code::NotFound, "no such runtime")
+        );
+        assert_eq!(
+            from_rpc(&json!({"code": 0, "message": "Request cancelled"})).code,
+            Code::Cancelled
+        );
+    }
+
+    #[test]
+    fn tool_text_that_names_the_code_is_understood() {
+        for (text, code, message) in [
+            (
+                "NOT_FOUND: Runtime r1 was not found",
+                Code::NotFound,
+                "Runtime r1 was not found",
+            ),
+            (
+                "Error: RESOURCE_EXHAUSTED",
+                Code::ResourceExhausted,
+                "Error: RESOURCE_EXHAUSTED",
+            ),
+            ("[UNAVAILABLE] try later", Code::Unavailable, "try later"),
+            (
+                "rpc error: code = DeadlineExceeded desc = too long",
+                Code::DeadlineExceeded,
+                "rpc error: code = DeadlineExceeded desc = too long",
+            ),
+            (
+                "StatusCode.PERMISSION_DENIED (no)",
+                Code::PermissionDenied,
+                "StatusCode.PERMISSION_DENIED (no)",
+            ),
+            ("something else", Code::Unknown, "something else"),
+        ] {
+            let status =
+                from_tool(&json!({"isError": true, "content": [{"type": "text", "text": text}]}));
+            assert_eq!(
+                (status.code, status.message.as_str()),
+                (code, message),
+                "{text}"
+            );
+        }
+        assert_eq!(from_tool(&json!({"isError": true})).code, Code::Unknown);
+    }
+
+    #[test]
+    fn tool_text_gives_the_reason_too() {
+        let status = from_tool(&json!({"isError": true, "content": [{"type": "text",
+            "text": "FAILED_PRECONDITION: limit reached (reason: TOO_MANY_ACTIVE_RUNTIMES)"}]}));
+        assert_eq!(status.reason.as_deref(), Some("TOO_MANY_ACTIVE_RUNTIMES"));
+        assert_eq!(status.code, Code::FailedPrecondition);
+    }
+
+    #[test]
+    fn error_pages_become_one_short_line() {
+        let page = "<!DOCTYPE html><html><head><title>502 Bad Gateway</title><style>p{x:y}</style></head>\
+                    <body><h1>Oh</h1><script>let a = 1;</script></body></html>";
+        let status = http(502, page);
+        assert_eq!(status.code, Code::Unavailable);
+        assert_eq!(status.message, "HTTP 502 Bad Gateway: 502 Bad Gateway");
+        assert_eq!(http(503, "").message, "HTTP 503 Service Unavailable");
+        let long = http(500, &"word ".repeat(1000));
+        assert!(long.message.len() < 400, "{}", long.message.len());
+    }
+
+    #[test]
+    fn http_status_decides_where_the_body_says_nothing() {
+        assert_eq!(
+            http(
+                429,
+                r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"slow"}}"#
+            )
+            .code,
+            Code::ResourceExhausted
+        );
+        assert_eq!(
+            http(
+                409,
+                r#"{"error":{"code":409,"message":"m","status":"ALREADY_EXISTS"}}"#
+            )
+            .code,
+            Code::AlreadyExists
+        );
+        assert_eq!(
+            http(409, r#"{"error":{"code":409,"message":"m"}}"#).code,
+            Code::Aborted
+        );
+        assert_eq!(http(499, "gone").code, Code::Cancelled);
+        let oauth = http(
+            401,
+            r#"{"error":"invalid_token","error_description":"it expired"}"#,
+        );
+        assert_eq!(
+            (oauth.code, oauth.message.as_str()),
+            (Code::Unauthenticated, "it expired")
+        );
+    }
+
+    #[test]
+    fn retry_after_is_read_as_seconds_and_as_a_date() {
+        let mut headers = HeaderMap::new();
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("7"));
+        assert_eq!(
+            from_http(429, &headers, b"").retry_after,
+            Some(Duration::from_secs(7))
+        );
+        headers.insert(
+            DATE,
+            HeaderValue::from_static("Wed, 21 Oct 2026 07:28:00 GMT"),
+        );
+        headers.insert(
+            RETRY_AFTER,
+            HeaderValue::from_static("Wed, 21 Oct 2026 07:28:30 GMT"),
+        );
+        assert_eq!(retry_after(&headers), Some(Duration::from_secs(30)));
+        headers.insert(
+            RETRY_AFTER,
+            HeaderValue::from_static("Wed, 21 Oct 2026 07:27:00 GMT"),
+        );
+        assert_eq!(retry_after(&headers), Some(Duration::ZERO));
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("soon"));
+        assert_eq!(retry_after(&headers), None);
+    }
+
+    #[test]
+    fn tokens_never_reach_a_message() {
+        let status = http(
+            401,
+            r#"{"error":{"code":401,"message":"bad token ya29.A0AfB_byC-12345 in Bearer abcdef","status":"UNAUTHENTICATED"}}"#,
+        );
+        assert!(!status.message.contains("A0AfB"), "{}", status.message);
+        assert!(!status.message.contains("abcdef"), "{}", status.message);
+    }
+
+    #[test]
+    fn a_challenge_names_the_reason() {
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            WWW_AUTHENTICATE,
+            HeaderValue::from_static(r#"Bearer error="insufficient_scope", scope="x""#),
+        );
+        assert_eq!(
+            from_http(403, &headers, b"").reason.as_deref(),
+            Some("insufficient_scope")
+        );
+    }
+}
