@@ -18,6 +18,7 @@ use serde_json::Value;
 use url::{Host, Url};
 
 use crate::backend::JsonMap;
+use crate::colab::runtime::RuntimeChoice;
 
 /// Colab's own MCP endpoint.
 pub const DEFAULT_ENDPOINT: &str = "https://colaboratory.googleapis.com/mcp";
@@ -64,18 +65,6 @@ pub struct Settings {
     pub log: Option<String>,
     /// Where logs are kept. Not created before something is written.
     pub state_dir: PathBuf,
-}
-
-/// Which runtime a kernel uses.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum RuntimeChoice {
-    /// The newest running one of the wanted kind, else a new one.
-    #[default]
-    Any,
-    /// A new one.
-    New,
-    /// The one of this name, with or without the leading `runtimes/`.
-    Named(String),
 }
 
 /// How cells reach Colab.
