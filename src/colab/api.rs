@@ -6,6 +6,7 @@
 //! file); each is one attempt, and [`super::retry`] says what is tried again.
 
 mod calls;
+mod creation;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;

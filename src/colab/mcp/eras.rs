@@ -145,7 +145,7 @@ impl Agreement {
     /// Whether a vanished session can be the cause of a refusal: not where a new session met the same refusal at once.
     pub(crate) fn may_have_expired(&self) -> bool {
         matches!(&self.era, Era::Session { id: Some(_), .. })
-            && !(self.is_replacement && !self.is_proven.load(Ordering::Relaxed))
+            && (!self.is_replacement || self.is_proven.load(Ordering::Relaxed))
     }
 }
 

@@ -52,6 +52,14 @@ impl Trouble {
         }
     }
 
+    fn late(method: &str, limit: Duration) -> Self {
+        Self::failed(Status::new(
+            Code::DeadlineExceeded,
+            Origin::Transport,
+            format!("No answer to {method} within {} s", limit.as_secs()),
+        ))
+    }
+
     /// From the JSON-RPC `error` of an answer.
     pub(crate) fn from_rpc(error: &Value) -> Self {
         Self {
@@ -160,13 +168,6 @@ pub(crate) async fn ask(
     params: Map<String, Value>,
     limit: Duration,
 ) -> Result<(Value, HeaderMap), Trouble> {
-    let late = || {
-        Trouble::failed(Status::new(
-            Code::DeadlineExceeded,
-            Origin::Transport,
-            format!("No answer to {method} within {} s", limit.as_secs()),
-        ))
-    };
     let exchange = async {
         let id = RequestId::fresh();
         let body = eras::request(era, id, method, params, false);
@@ -190,9 +191,10 @@ pub(crate) async fn ask(
             "The answer to {method} ended without a result"
         ))))
     };
-    tokio::time::timeout(limit, exchange)
-        .await
-        .unwrap_or_else(|_| Err(late()))
+    match tokio::time::timeout(limit, exchange).await {
+        Ok(result) => result,
+        Err(_) => Err(Trouble::late(method, limit)),
+    }
 }
 
 /// Sends a notification. Any 2xx will do.
@@ -227,11 +229,7 @@ async fn post_and_forget(http: &Http, era: &Era, method: &str, body: &str) -> Re
     match sent {
         Ok(Ok(_accepted)) => Ok(()),
         Ok(Err(error)) => Err(trouble_of(error)),
-        Err(_) => Err(Trouble::failed(Status::new(
-            Code::DeadlineExceeded,
-            Origin::Transport,
-            format!("No answer to {method} within {} s", TELL_TIME.as_secs()),
-        ))),
+        Err(_) => Err(Trouble::late(method, TELL_TIME)),
     }
 }
 
