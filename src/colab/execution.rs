@@ -1,1 +1,412 @@
-//! One cell: from the call to its outcome.
+//! One `execute_code` call: from its submission to its result, over lost connections and interrupts.
+//!
+//! Invariants:
+//!
+//! * The identical call (session, execution id, code) is repeated only where its answer was lost or it did not run, and never
+//!   after it has been cancelled: a cancelled execution id is not used again.
+//! * An interrupt ends the call within [`GRACE`]: the notification is posted at once, and if the call has not ended by then its
+//!   stream is closed, which is the cancellation in MCP 2026-07-28. Neither is done twice, so that the next cell is not hit.
+//! * Before a call is repeated, `list_sessions` tells whether the session is still there; a lost one is never recreated silently.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::api::{ExecuteCode, ExecuteCodeResult};
+use super::mcp::CallEvent;
+use super::mcp::errors::{Code, Origin, Status};
+use super::names::{Verdict, verdict};
+use super::service::{Service, ServiceCall};
+use super::text::Publisher;
+use super::waiting::{BEFORE_START, Backoff, Waiting, line};
+
+/// How long a call may go on after it has been cancelled before its stream is closed.
+pub const GRACE: Duration = Duration::from_millis(300);
+/// How long the posting of a cancellation may take.
+const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+/// After this long without an answer to the request the cell counts as handed over: some servers answer with the result only.
+const HANDED_OVER: Duration = Duration::from_secs(1);
+/// An attempt that lived this long was no failure of the connection from its start.
+const SETTLED: Duration = Duration::from_secs(30);
+
+/// What a call runs on and who may stop it.
+#[derive(Debug, Clone, Copy)]
+pub struct Execution<'a, S> {
+    /// The service.
+    pub service: &'a S,
+    /// How the user is told of waits.
+    pub waiting: Waiting<'a>,
+    /// The user's interrupt.
+    pub stop: &'a CancellationToken,
+    /// The session's full name.
+    pub session: &'a str,
+    /// Whether the session exists before the call.
+    pub session_exists: bool,
+}
+
+/// A call that came back.
+#[derive(Debug)]
+pub struct Reply {
+    /// What it brought.
+    pub result: ExecuteCodeResult,
+    /// Whether it took more than one call.
+    pub reattached: bool,
+    /// Whether the user interrupted it.
+    pub interrupted: bool,
+}
+
+/// Why a call did not come back with a result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lost {
+    /// The user's interrupt ended the wait; nothing ran.
+    InterruptedBefore,
+    /// The user interrupted it. `confirmed`: the service ended the call because of that.
+    Interrupted {
+        /// Whether the service said so.
+        confirmed: bool,
+    },
+    /// The user's interrupt came while the connection was lost: the code may go on.
+    InterruptedAway,
+    /// The runtime is gone. `begun`: the code may have run.
+    Runtime {
+        /// The service's answer.
+        status: Status,
+        /// Whether the code may have run.
+        begun: bool,
+    },
+    /// The session is gone.
+    Session,
+    /// The service will not run it.
+    Failed(Status),
+    /// The service has not answered for too long. `sent`: the code may have run all the same.
+    GaveUp {
+        /// The last answer.
+        status: Status,
+        /// Whether the code may have run.
+        sent: bool,
+    },
+}
+
+/// How one attempt of a call ended.
+enum Attempt {
+    Result(Box<ExecuteCodeResult>),
+    Stopped { confirmed: bool },
+    NotStarted,
+    Failed { status: Status, begun: bool },
+}
+
+/// What is known of a call over all its attempts.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Whether an attempt may have reached the kernel.
+    sent: bool,
+    /// Whether one is known to have.
+    begun: bool,
+    /// Whether the user was told that the cell is handed over.
+    announced: bool,
+    attempts: u32,
+}
+
+impl<S: Service> Execution<'_, S> {
+    /// Runs code to its result. `announce`: whether the user is told that it is handed over.
+    pub async fn run(
+        &self,
+        code: String,
+        publisher: &mut Publisher,
+        announce: bool,
+    ) -> Result<Reply, Lost> {
+        let call = ExecuteCode {
+            session: self.session.to_owned(),
+            execution_id: uuid::Uuid::new_v4().to_string(),
+            code,
+        };
+        let mut backoff = Backoff::default();
+        let mut waiting_since = Instant::now();
+        let mut so_far = Progress {
+            announced: !announce,
+            ..Progress::default()
+        };
+        loop {
+            if self.stop.is_cancelled() {
+                return Err(so_far.interrupted());
+            }
+            let attempt_since = Instant::now();
+            so_far.attempts += 1;
+            let (status, begun) = match self.attempt(&call, publisher, &mut so_far).await {
+                Attempt::Result(result) => {
+                    return Ok(Reply {
+                        result: *result,
+                        reattached: so_far.attempts > 1 && so_far.sent,
+                        interrupted: self.stop.is_cancelled(),
+                    });
+                }
+                Attempt::Stopped { confirmed } => return Err(Lost::Interrupted { confirmed }),
+                Attempt::NotStarted => return Err(so_far.interrupted()),
+                Attempt::Failed { status, begun } => (status, begun),
+            };
+            tracing::info!(code = ?status.code, origin = ?status.origin, begun, "an execute_code call ended without a result");
+            so_far.begun |= begun;
+            if begun || attempt_since.elapsed() > SETTLED {
+                backoff.reset();
+                waiting_since = Instant::now();
+            }
+            match verdict(&status) {
+                Verdict::Final => return Err(Lost::Failed(status)),
+                Verdict::NotFound => {
+                    let begun = so_far.sent;
+                    return Err(Lost::Runtime { status, begun });
+                }
+                Verdict::Unknown => so_far.sent = true,
+                Verdict::NotSent | Verdict::RateLimited => {}
+            }
+            self.wait(status, &mut backoff, waiting_since, &so_far, publisher)
+                .await?;
+            if so_far.sent {
+                publisher.reattach();
+            }
+        }
+    }
+
+    /// One call, until it ends.
+    async fn attempt(
+        &self,
+        call: &ExecuteCode,
+        publisher: &mut Publisher,
+        so_far: &mut Progress,
+    ) -> Attempt {
+        let mut deadline: Option<Instant> = None;
+        let mut stream = {
+            let mut start = pin!(self.service.execute_code(call));
+            let handed_over = Instant::now() + HANDED_OVER;
+            loop {
+                tokio::select! {
+                    biased;
+                    () = self.stop.cancelled(), if deadline.is_none() => {
+                        deadline = Some(Instant::now() + GRACE);
+                    }
+                    () = until(deadline) => return Attempt::Stopped { confirmed: false },
+                    started = &mut start => match started {
+                        Ok(stream) => break stream,
+                        Err(status) if deadline.is_some() => return ended_by_stop(&status),
+                        Err(status) => return Attempt::Failed { status, begun: false },
+                    },
+                    () = sleep_until(handed_over), if !so_far.announced => {
+                        so_far.announced = true;
+                        publisher.submitted().await;
+                    }
+                }
+            }
+        };
+        if !so_far.announced {
+            so_far.announced = true;
+            publisher.submitted().await;
+        }
+        let _canceller = Canceller::new(self.stop.clone(), &stream);
+        let mut begun = false;
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = self.stop.cancelled(), if deadline.is_none() => {
+                    deadline = Some(Instant::now() + GRACE);
+                    continue;
+                }
+                () = until(deadline) => return Attempt::Stopped { confirmed: false },
+                event = stream.next() => event,
+            };
+            let status = match event {
+                Some(CallEvent::Progress(progress)) => {
+                    begun = true;
+                    if !self.publish(publisher, progress, &mut deadline).await {
+                        return Attempt::Stopped { confirmed: false };
+                    }
+                    continue;
+                }
+                Some(CallEvent::Finished(Ok(value))) => match parse(value) {
+                    Ok(result) => return Attempt::Result(Box::new(result)),
+                    Err(status) => status,
+                },
+                Some(CallEvent::Finished(Err(status))) => status,
+                None => Status::new(
+                    Code::Unavailable,
+                    Origin::Transport,
+                    "the answer ended early",
+                ),
+            };
+            if deadline.is_some() {
+                return ended_by_stop(&status);
+            }
+            let begun = begun
+                || status.code == Code::DeadlineExceeded
+                || status.origin == Origin::Transport;
+            return Attempt::Failed { status, begun };
+        }
+    }
+
+    /// Publishes text; `false` if the front-end did not take it before an interrupt's time was up.
+    async fn publish(
+        &self,
+        publisher: &mut Publisher,
+        progress: super::mcp::Progress,
+        deadline: &mut Option<Instant>,
+    ) -> bool {
+        let mut publishing = pin!(publisher.progress(progress));
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut publishing => return true,
+                () = self.stop.cancelled(), if deadline.is_none() => {
+                    *deadline = Some(Instant::now() + GRACE);
+                }
+                () = until(*deadline) => return false,
+            }
+        }
+    }
+
+    /// Waits until the call may be repeated; fails where it may not.
+    async fn wait(
+        &self,
+        mut status: Status,
+        backoff: &mut Backoff,
+        since: Instant,
+        so_far: &Progress,
+        publisher: &Publisher,
+    ) -> Result<(), Lost> {
+        loop {
+            let delay = backoff.delay(&status);
+            let patience = self.waiting.patience(&status).unwrap_or(BEFORE_START);
+            if !so_far.begun && since.elapsed() + delay > patience {
+                let sent = so_far.sent;
+                return Err(Lost::GaveUp { status, sent });
+            }
+            // A notice is taken away again by clearing what the cell shows: not where it shows something already.
+            if !publisher.has_published() {
+                self.waiting.notice(line(&status, delay)).await;
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return Err(so_far.interrupted()),
+                () = sleep(delay) => {}
+            }
+            if !so_far.sent {
+                return Ok(());
+            }
+            let sessions = tokio::select! {
+                () = self.stop.cancelled() => return Err(so_far.interrupted()),
+                sessions = self.service.list_sessions(runtime_of(self.session)) => sessions,
+            };
+            status = match sessions {
+                Ok(sessions) if sessions.iter().any(|open| same(&open.name, self.session)) => {
+                    return Ok(());
+                }
+                Ok(_) if !self.session_exists && !so_far.begun => return Ok(()),
+                Ok(_) => return Err(Lost::Session),
+                Err(status) => status,
+            };
+            match verdict(&status) {
+                Verdict::NotFound => {
+                    let begun = so_far.sent;
+                    return Err(Lost::Runtime { status, begun });
+                }
+                Verdict::Final
+                    if matches!(status.code, Code::Unauthenticated | Code::PermissionDenied)
+                        || status.origin == Origin::Credentials =>
+                {
+                    return Err(Lost::Failed(status));
+                }
+                // The list is not to be had; the call itself will tell.
+                Verdict::Final => return Ok(()),
+                Verdict::NotSent | Verdict::RateLimited | Verdict::Unknown => {}
+            }
+        }
+    }
+}
+
+impl Progress {
+    fn interrupted(&self) -> Lost {
+        if self.sent {
+            Lost::InterruptedAway
+        } else {
+            Lost::InterruptedBefore
+        }
+    }
+}
+
+/// Posts the cancellation when the user interrupts, also while text waits to be published.
+struct Canceller {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Canceller {
+    fn new(stop: CancellationToken, call: &impl ServiceCall) -> Self {
+        let cancel = call.cancel();
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move {
+            stopped.cancelled().await;
+            match tokio::time::timeout(CANCEL_LIMIT, cancel).await {
+                Ok(Ok(())) => {}
+                Ok(Err(status)) => tracing::info!(%status, "the cancellation was not taken"),
+                Err(_) => tracing::info!("the cancellation was not answered"),
+            }
+        });
+        Self { stop, task }
+    }
+}
+
+impl Drop for Canceller {
+    fn drop(&mut self) {
+        // A cancellation that is under way is not held back: the service may know of the interrupt by it alone.
+        if !self.stop.is_cancelled() {
+            self.task.abort();
+        }
+    }
+}
+
+/// How a call ended that was cancelled before: a stream that ends without an answer is how MCP servers acknowledge.
+fn ended_by_stop(status: &Status) -> Attempt {
+    match (status.origin, status.code) {
+        (Origin::Connect | Origin::Credentials, _) | (_, Code::ResourceExhausted) => {
+            Attempt::NotStarted
+        }
+        (Origin::Transport, _) | (_, Code::Cancelled | Code::Aborted) => {
+            Attempt::Stopped { confirmed: true }
+        }
+        _ => Attempt::Stopped { confirmed: false },
+    }
+}
+
+/// Never, where there is no deadline.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Reads a result. Absent fields are defaults, and so are those that are null.
+fn parse(mut value: Value) -> Result<ExecuteCodeResult, Status> {
+    if let Value::Object(map) = &mut value {
+        map.retain(|_, value| !value.is_null());
+    }
+    serde_json::from_value(value).map_err(|error| {
+        Status::new(
+            Code::Internal,
+            Origin::Protocol,
+            format!("the result of execute_code cannot be read: {error}"),
+        )
+    })
+}
+
+/// `runtimes/{id}` of a session's full name.
+fn runtime_of(session: &str) -> &str {
+    session.split("/sessions/").next().unwrap_or(session)
+}
+
+/// Whether two names mean the same session; some servers list the bare id.
+fn same(listed: &str, own: &str) -> bool {
+    let id = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
+    listed == own || id(listed) == id(own)
+}

@@ -5,8 +5,11 @@
 //! once, [`files`] fetches rich outputs. [`session::ColabBackend`] is the [`crate::backend::Backend`].
 
 pub mod api;
+pub mod bundle;
+mod cell;
 pub mod execution;
 pub mod files;
+pub mod helper;
 pub mod mcp;
 pub mod names;
 pub mod progress;
@@ -17,3 +20,8 @@ pub mod service;
 pub mod session;
 pub mod text;
 pub mod waiting;
+
+#[cfg(test)]
+mod backend_tests;
+#[cfg(test)]
+mod fake;

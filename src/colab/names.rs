@@ -103,6 +103,18 @@ pub fn unreachable(status: &Status) -> BackendError {
     )
 }
 
+/// A call was answered by nothing for too long, and what became of its code is not known.
+pub fn gave_up(status: &Status) -> BackendError {
+    let error = named(status);
+    BackendError::new(
+        error.name,
+        format!(
+            "{} It is not known whether this cell has run: look before repeating what is not safe to repeat.",
+            error.message
+        ),
+    )
+}
+
 /// The runtime is gone, and the session's variables with it.
 pub fn runtime_lost(said: &str) -> BackendError {
     BackendError::new(

@@ -1,1 +1,384 @@
 //! The one session of this process, and the backend over it.
+//!
+//! Nothing is contacted before the first cell that needs it. Invariants:
+//!
+//! * Session ids begin with `ck-`; every session that may exist because of us is known before it is asked for, and deleted at
+//!   shutdown.
+//! * Set-up code and the refusal of prompts are in place before the user's first cell of a session.
+//! * No lock is held across an await: the state is read and written in steps, and a dropped `execute` leaves it whole.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::api::Runtime;
+use super::cell::Run;
+use super::files::Files;
+use super::mcp::errors::Code;
+use super::names::{self, Verdict, verdict};
+use super::progress::Shape;
+use super::runtime::{self, BackendSettings, Memory, RuntimeChoice};
+use super::service::Service;
+use super::waiting::{Backoff, Waiting};
+use crate::backend::{Backend, BackendError, Cell, EventSender, Outcome};
+
+/// How long a running cell may take to end at shutdown before its session is deleted all the same.
+const LAST_CELL: Duration = Duration::from_millis(500);
+/// How long the deletion of a session that is of no more use may take.
+const CLEANUP: Duration = Duration::from_secs(2);
+/// The pause before a deletion is tried again.
+const DELETE_AGAIN: Duration = Duration::from_millis(250);
+
+/// Runs cells on Colab.
+pub struct ColabBackend<S: Service> {
+    pub(super) service: S,
+    pub(super) settings: BackendSettings,
+    pub(super) files: Files,
+    pub(super) reached: AtomicBool,
+    state: Mutex<State>,
+    /// Whether a cell runs.
+    busy: watch::Sender<bool>,
+}
+
+/// What the process knows between cells.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Set-up code of the front-end, in its order.
+    pub setup: Vec<String>,
+    /// The open session.
+    pub session: Option<OpenSession>,
+    /// How the service sends text.
+    pub shape: Shape,
+    /// Whether variables were lost and the user is still to be told.
+    pub lost: bool,
+    /// The runtime that was used last.
+    used_runtime: Option<String>,
+    /// The id of the session that is being opened; the same until it is open.
+    session_id: Option<String>,
+    /// The id of the request for a runtime; the same until it is there.
+    request_id: Option<String>,
+    /// Full names of sessions that exist, or may, because of us.
+    owned: Vec<String>,
+    /// The running cell's interrupt.
+    stop: Option<CancellationToken>,
+}
+
+/// An open session.
+#[derive(Debug, Clone)]
+pub(super) struct OpenSession {
+    /// The machine, with its proxy's address.
+    pub runtime: Runtime,
+    /// The full name.
+    pub name: String,
+    /// Whether it was created before the first call rather than by it.
+    pub created: bool,
+    /// Whether a call on it has succeeded.
+    pub proven: bool,
+    /// The last execution count that the service told (0: none yet).
+    pub last_count: i64,
+    /// How many runs since then may have counted.
+    pub untold_runs: u32,
+    /// Whether set-up code has run.
+    pub prepared: bool,
+    /// Whether prompts are refused.
+    pub guarded: bool,
+    /// Whether the user was told that rich outputs are not handed over.
+    pub told_no_capture: bool,
+}
+
+impl OpenSession {
+    fn new(runtime: Runtime, name: String, created: bool, prepared: bool) -> Self {
+        Self {
+            runtime,
+            name,
+            created,
+            proven: false,
+            last_count: 0,
+            untold_runs: 0,
+            prepared,
+            guarded: false,
+            told_no_capture: false,
+        }
+    }
+
+    /// Whether a run with this number shows that Colab has opened the session anew in between.
+    pub fn was_replaced(&self, count: i64) -> bool {
+        count > 0 && count <= self.last_count
+    }
+
+    /// The number that the next run is expected to get.
+    pub fn expected_count(&self) -> i64 {
+        self.last_count + i64::from(self.untold_runs) + 1
+    }
+}
+
+impl<S: Service> ColabBackend<S> {
+    /// A backend that has contacted nothing yet.
+    pub fn new(service: S, settings: BackendSettings) -> Self {
+        Self {
+            service,
+            settings,
+            files: Files::new(),
+            reached: AtomicBool::new(false),
+            state: Mutex::default(),
+            busy: watch::Sender::new(false),
+        }
+    }
+
+    /// The state, for a moment. Every change leaves it whole, so a panic elsewhere does not spoil it.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the open session, if it is still the one of this name.
+    pub(super) fn update(&self, name: &str, change: impl FnOnce(&mut OpenSession)) {
+        let mut state = self.state();
+        if let Some(session) = state.session.as_mut().filter(|open| open.name == name) {
+            change(session);
+        }
+    }
+
+    /// The open session, or a new one.
+    pub(super) async fn open(
+        &self,
+        waiting: Waiting<'_>,
+        mut avoid: Option<String>,
+    ) -> Result<OpenSession, BackendError> {
+        if let Some(session) = self.state().session.clone() {
+            return Ok(session);
+        }
+        self.delete_left_over();
+        loop {
+            let runtime = self.find_runtime(waiting, avoid.as_deref()).await?;
+            let id = self
+                .state()
+                .session_id
+                .get_or_insert_with(new_session_id)
+                .clone();
+            let mut name = format!("{}/sessions/{id}", runtime.name);
+            self.own(&name);
+            let created = waiting
+                .persist(|| self.service.create_session(&runtime.name, &id))
+                .await;
+            let created = match created {
+                Ok(session) => {
+                    if !session.name.is_empty() && session.name != name {
+                        self.own(&session.name);
+                        name = session.name;
+                    }
+                    true
+                }
+                Err(status) if status.code == Code::AlreadyExists => true,
+                // `execute_code` creates a session that does not exist.
+                Err(status) if status.code == Code::Unimplemented => false,
+                Err(status) if verdict(&status) == Verdict::NotFound => {
+                    self.forget_runtime(&runtime.name);
+                    if avoid.is_some() || self.is_named() {
+                        return Err(names::named(&status));
+                    }
+                    avoid = Some(runtime.name);
+                    continue;
+                }
+                Err(status) => return Err(names::named(&status)),
+            };
+            let mut state = self.state();
+            state.session_id = None;
+            let session = OpenSession::new(runtime, name, created, state.setup.is_empty());
+            state.session = Some(session.clone());
+            return Ok(session);
+        }
+    }
+
+    async fn find_runtime(
+        &self,
+        waiting: Waiting<'_>,
+        avoid: Option<&str>,
+    ) -> Result<Runtime, BackendError> {
+        let (used, request_id) = {
+            let mut state = self.state();
+            let request_id = state.request_id.get_or_insert_with(new_id).clone();
+            (state.used_runtime.clone(), request_id)
+        };
+        let memory = Memory {
+            used: used.as_deref(),
+            avoid,
+            request_id: &request_id,
+        };
+        let runtime = runtime::choose(&self.service, &self.settings, memory, waiting).await?;
+        let mut state = self.state();
+        state.request_id = None;
+        state.used_runtime = Some(runtime.name.clone());
+        Ok(runtime)
+    }
+
+    /// Whether the user named the runtime.
+    pub(super) fn is_named(&self) -> bool {
+        matches!(self.settings.runtime, RuntimeChoice::Named(_))
+    }
+
+    /// The session is gone, or shall be: the next cell opens another.
+    pub(super) fn lose_session(&self) {
+        let mut state = self.state();
+        state.lost |= state.session.take().is_some();
+    }
+
+    /// The runtime is gone, and all sessions on it.
+    pub(super) fn forget_runtime(&self, name: &str) {
+        let mut state = self.state();
+        let prefix = format!("{name}/");
+        state.owned.retain(|owned| !owned.starts_with(&prefix));
+        if state.used_runtime.as_deref() == Some(name) {
+            state.used_runtime = None;
+        }
+        if state
+            .session
+            .as_ref()
+            .is_some_and(|session| session.runtime.name == name)
+        {
+            state.session = None;
+        }
+    }
+
+    fn own(&self, name: &str) {
+        let mut state = self.state();
+        if !state.owned.iter().any(|owned| owned == name) {
+            state.owned.push(name.to_owned());
+        }
+    }
+
+    /// Deletes sessions that were given up, in the background: they hold memory on the runtime.
+    fn delete_left_over(&self) {
+        let left: Vec<String> = {
+            let mut state = self.state();
+            let opening = state.session_id.clone();
+            let (keep, left) = std::mem::take(&mut state.owned)
+                .into_iter()
+                .partition(|name| opening.as_deref().is_some_and(|id| name.ends_with(id)));
+            state.owned = keep;
+            left
+        };
+        for name in left {
+            let service = self.service.clone();
+            tokio::spawn(async move {
+                let _ = tokio::time::timeout(CLEANUP, delete(&service, &name)).await;
+            });
+        }
+    }
+}
+
+impl<S: Service> Backend for ColabBackend<S> {
+    async fn execute(&self, cell: Cell, events: EventSender) -> Result<Outcome, BackendError> {
+        let idle = Outcome {
+            user_expressions: super::cell::refused_expressions(&cell),
+            ..Outcome::default()
+        };
+        // Silent code has nothing to show, and a session is not opened for uncounted code.
+        if cell.silent || !(cell.store_history || self.has_session()) {
+            return Ok(idle);
+        }
+        let running = Running::begin(self);
+        let run = Run {
+            backend: self,
+            waiting: Waiting {
+                events: &events,
+                reached: &self.reached,
+            },
+            stop: &running.stop,
+        };
+        let outcome = run.cell(&cell).await?;
+        Ok(Outcome {
+            user_expressions: idle.user_expressions,
+            ..outcome
+        })
+    }
+
+    fn interrupt(&self) {
+        if let Some(stop) = &self.state().stop {
+            stop.cancel();
+        }
+    }
+
+    fn has_session(&self) -> bool {
+        self.state().session.is_some()
+    }
+
+    fn keep_setup(&self, code: String) {
+        self.state().setup.push(code);
+    }
+
+    fn next_execution_count(&self) -> u32 {
+        let state = self.state();
+        // The run that prepares a new session counts as well.
+        let next = match &state.session {
+            Some(session) => session.expected_count() + i64::from(!session.prepared),
+            None => 1 + i64::from(!state.setup.is_empty()),
+        };
+        u32::try_from(next).unwrap_or(u32::MAX)
+    }
+
+    async fn shutdown(&self) {
+        self.interrupt();
+        let mut busy = self.busy.subscribe();
+        let _ = tokio::time::timeout(LAST_CELL, busy.wait_for(|busy| !busy)).await;
+        let owned = {
+            let mut state = self.state();
+            state.session = None;
+            std::mem::take(&mut state.owned)
+        };
+        let deletions = owned.iter().map(|name| delete(&self.service, name));
+        futures_util::future::join_all(deletions).await;
+    }
+}
+
+/// A running cell; its end is noted however it comes.
+struct Running<'a, S: Service> {
+    backend: &'a ColabBackend<S>,
+    stop: CancellationToken,
+}
+
+impl<'a, S: Service> Running<'a, S> {
+    fn begin(backend: &'a ColabBackend<S>) -> Self {
+        let stop = CancellationToken::new();
+        backend.state().stop = Some(stop.clone());
+        backend.busy.send_replace(true);
+        Self { backend, stop }
+    }
+}
+
+impl<S: Service> Drop for Running<'_, S> {
+    fn drop(&mut self) {
+        self.backend.state().stop = None;
+        self.backend.busy.send_replace(false);
+    }
+}
+
+/// Deletes a session; tries again while the service is only slow to take it.
+async fn delete<S: Service>(service: &S, name: &str) {
+    let mut backoff = Backoff::default();
+    for attempt in 0.. {
+        let Err(status) = service.delete_session(name).await else {
+            return;
+        };
+        match verdict(&status) {
+            Verdict::NotFound => return,
+            Verdict::Final => {
+                tracing::warn!(%status, session = name, "a session could not be deleted");
+                return;
+            }
+            _ if attempt == 0 => tokio::time::sleep(DELETE_AGAIN).await,
+            _ => tokio::time::sleep(backoff.delay(&status)).await,
+        }
+    }
+}
+
+/// An id as `create_session` takes it (RFC 1034), recognisable as ours.
+fn new_session_id() -> String {
+    format!("ck-{}", uuid::Uuid::new_v4().simple())
+}
+
+fn new_id() -> String {
+    uuid::Uuid::new_v4().to_string()
+}

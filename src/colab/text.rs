@@ -18,6 +18,7 @@ pub struct Publisher {
     decoder: Decoder,
     record: Record,
     replay: Option<Replay>,
+    preface: Option<String>,
 }
 
 impl Publisher {
@@ -28,6 +29,25 @@ impl Publisher {
             decoder: Decoder::new(shape),
             record: Record::default(),
             replay: None,
+            preface: None,
+        }
+    }
+
+    /// A line of ours that is said as soon as the cell is handed over.
+    pub fn preface(&mut self, line: impl Into<String>) {
+        self.preface = Some(line.into());
+    }
+
+    /// Whether that line is still to be said.
+    pub fn has_preface(&self) -> bool {
+        self.preface.is_some()
+    }
+
+    /// The cell is handed over.
+    pub async fn submitted(&mut self) {
+        self.send(Event::Submitted).await;
+        if let Some(line) = self.preface.take() {
+            self.say(&line).await;
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mcp::errors::Status;
+use super::mcp::errors::{Origin, Status};
 use super::names::{Verdict, verdict};
 use crate::backend::{Event, EventSender};
 
@@ -78,6 +78,9 @@ impl Waiting<'_> {
                 }
                 Err(status) => status,
             };
+            if status.origin == Origin::Service {
+                self.reached.store(true, Ordering::Relaxed);
+            }
             let Some(patience) = self.patience(&status) else {
                 return Err(status);
             };
@@ -114,7 +117,7 @@ pub fn line(status: &Status, delay: Duration) -> String {
 mod tests {
     use super::*;
     use crate::backend::events;
-    use crate::colab::mcp::errors::{Code, Origin};
+    use crate::colab::mcp::errors::Code;
 
     #[test]
     fn delays_double_up_to_a_limit_and_honour_the_service() {

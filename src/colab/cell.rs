@@ -1,0 +1,404 @@
+//! One cell of the user: what goes before it, the call itself, and what is made of its result.
+//!
+//! Invariants: what the cell printed comes first, then its rich outputs and its value, then its exception; a cell is never run
+//! again by itself unless it is certain that it has not run; each way in which something is missing is said in one line on stderr.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::api::{ConnectionInfo, ExecuteCodeResult, RichOutput};
+use super::bundle::{self, Bundle};
+use super::execution::{Execution, Lost, Reply};
+use super::files::{FetchError, is_fresh};
+use super::helper;
+use super::names;
+use super::service::Service;
+use super::session::{ColabBackend, OpenSession};
+use super::text::Publisher;
+use super::waiting::Waiting;
+use crate::backend::{BackendError, Cell, ErrorName, Event, Exception, JsonMap, Outcome};
+
+/// How long the fetching of one rich output may take.
+const FETCH_LIMIT: Duration = Duration::from_secs(60);
+
+/// The run of one cell.
+pub(super) struct Run<'a, S: Service> {
+    pub backend: &'a ColabBackend<S>,
+    pub waiting: Waiting<'a>,
+    pub stop: &'a CancellationToken,
+}
+
+impl<S: Service> Run<'_, S> {
+    /// Runs the cell to its end.
+    pub async fn cell(&self, cell: &Cell) -> Result<Outcome, BackendError> {
+        let mut avoid = None;
+        loop {
+            let session = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Err(names::interrupted_before()),
+                session = self.backend.open(self.waiting, avoid.clone()) => session?,
+            };
+            let (session, lost) = match self.prepare(session, cell).await {
+                Ok(session) => match self.run(&session, cell).await {
+                    Ok(outcome) => return outcome,
+                    Err(lost) => (session, lost),
+                },
+                Err((session, lost)) => (session, lost.before_the_cell()),
+            };
+            // A runtime that was listed but is not there: nothing has run, so another may be chosen, once.
+            let untouched = matches!(&lost, Lost::Runtime { begun: false, .. });
+            if untouched && !session.proven && avoid.is_none() && !self.backend.is_named() {
+                self.backend.forget_runtime(&session.runtime.name);
+                avoid = Some(session.runtime.name);
+                continue;
+            }
+            return self.end(&session, lost).await;
+        }
+    }
+
+    /// Runs what has to go before the cell on this session.
+    async fn prepare(
+        &self,
+        session: OpenSession,
+        cell: &Cell,
+    ) -> Result<OpenSession, (OpenSession, Lost)> {
+        let code = if !session.prepared {
+            self.waiting.notice("Preparing the Colab session").await;
+            helper::preparation(&self.backend.state().setup)
+        } else if !session.guarded && helper::may_prompt(&cell.code) {
+            helper::guard()
+        } else {
+            return Ok(session);
+        };
+        let mut unseen = Publisher::new(None, self.backend.state().shape);
+        let reply = match self.execution(&session).run(code, &mut unseen, false).await {
+            Ok(reply) => reply,
+            Err(lost) => {
+                self.count_untold(&session);
+                return Err((session, lost));
+            }
+        };
+        if let Some(error) = &reply.result.execution_error {
+            tracing::warn!(
+                name = error.name,
+                value = error.value,
+                "preparing the session failed"
+            );
+        }
+        let count = reply.result.execution_count;
+        self.count(&session, count);
+        if reply.interrupted {
+            return Err((session, Lost::InterruptedBefore));
+        }
+        if session.was_replaced(count) {
+            return Err((session, Lost::Session));
+        }
+        self.backend.update(&session.name, |session| {
+            session.prepared = true;
+            session.guarded = true;
+            session.proven = true;
+        });
+        Ok(self.current(session))
+    }
+
+    /// Runs the cell itself. The inner result is how it ended; the outer error, why it did not.
+    async fn run(
+        &self,
+        session: &OpenSession,
+        cell: &Cell,
+    ) -> Result<Result<Outcome, BackendError>, Lost> {
+        let code = if cell.store_history {
+            cell.code.clone()
+        } else {
+            helper::uncounted(&cell.code)
+        };
+        let shape = self.backend.state().shape;
+        let mut publisher = Publisher::new(Some(self.waiting.events.clone()), shape);
+        if self.backend.state().lost {
+            publisher.preface(
+                "this cell runs in a new Colab session: the variables of earlier cells are gone",
+            );
+        }
+        let reply = self
+            .execution(session)
+            .run(code, &mut publisher, true)
+            .await;
+        {
+            let mut state = self.backend.state();
+            state.shape = publisher.shape();
+            state.lost &= publisher.has_preface();
+        }
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(lost) => {
+                if lost != Lost::InterruptedBefore {
+                    self.count_untold(session);
+                }
+                return Err(lost);
+            }
+        };
+        let outcome = self.settle(session, cell, reply, &mut publisher).await;
+        self.backend.state().shape = publisher.shape();
+        Ok(outcome)
+    }
+
+    /// Publishes what the result adds.
+    async fn settle(
+        &self,
+        session: &OpenSession,
+        cell: &Cell,
+        reply: Reply,
+        publisher: &mut Publisher,
+    ) -> Result<Outcome, BackendError> {
+        let Reply {
+            result,
+            reattached,
+            interrupted,
+        } = reply;
+        self.backend
+            .update(&session.name, |session| session.proven = true);
+        publisher.settle(&result).await;
+        let count = result.execution_count;
+        let expected = session.expected_count();
+        self.count(session, count);
+        if reattached && count > expected {
+            publisher
+                .say("the connection was lost and Colab ran this cell again: what it does may have been done twice")
+                .await;
+        }
+        let bundles = self.bundles(session, &result, publisher).await;
+        for event in bundle::outputs(bundles, &result.result) {
+            publisher.send(event).await;
+        }
+        let stopped = reattached && !interrupted;
+        let exception = match result.execution_error {
+            Some(error) if stopped && error.name == "KeyboardInterrupt" => {
+                return Err(BackendError::new(
+                    ErrorName::ColabCellStopped,
+                    "The connection to Colab was lost and Colab stopped this cell because of that. Variables are kept. Run the cell again if it is safe to repeat.",
+                ));
+            }
+            Some(error) => {
+                let traceback = if error.traceback.is_empty() {
+                    vec![format!("{}: {}", error.name, error.value)]
+                } else {
+                    error.traceback
+                };
+                let exception = Exception {
+                    ename: error.name,
+                    evalue: error.value,
+                    traceback,
+                };
+                publisher.send(Event::Error(exception.clone())).await;
+                Some(exception)
+            }
+            None => None,
+        };
+        if session.was_replaced(count) {
+            self.backend.lose_session();
+            return Err(names::session_recreated());
+        }
+        Ok(Outcome {
+            execution_count: u32::try_from(count)
+                .ok()
+                .filter(|count| *count > 0 && cell.store_history),
+            exception,
+            ..Outcome::default()
+        })
+    }
+
+    /// The cell's end where there is no result.
+    async fn end(&self, session: &OpenSession, lost: Lost) -> Result<Outcome, BackendError> {
+        match lost {
+            Lost::InterruptedBefore => Err(names::interrupted_before()),
+            Lost::Interrupted { confirmed: true } => {
+                let exception = Exception {
+                    ename: ErrorName::KeyboardInterrupt.to_string(),
+                    evalue: String::new(),
+                    traceback: vec!["KeyboardInterrupt: ".to_owned()],
+                };
+                self.waiting
+                    .events
+                    .send(Event::Error(exception.clone()))
+                    .await;
+                Ok(Outcome {
+                    exception: Some(exception),
+                    ..Outcome::default()
+                })
+            }
+            Lost::Interrupted { confirmed: false } => Err(BackendError::new(
+                ErrorName::KeyboardInterrupt,
+                "interrupted; Colab was told to stop the cell but has not confirmed it. If the code still runs, the next cell waits for it",
+            )),
+            Lost::InterruptedAway => Err(BackendError::new(
+                ErrorName::KeyboardInterrupt,
+                "interrupted while the connection to Colab was lost, so Colab could not be told to stop the cell. If the code still runs, the next cell waits for it",
+            )),
+            Lost::Runtime { status, .. } => {
+                self.backend.lose_session();
+                self.backend.forget_runtime(&session.runtime.name);
+                Err(names::runtime_lost(&names::said(&status)))
+            }
+            Lost::Session => {
+                self.backend.lose_session();
+                Err(names::session_lost())
+            }
+            Lost::Failed(status)
+            | Lost::GaveUp {
+                status,
+                sent: false,
+            } => Err(names::named(&status)),
+            Lost::GaveUp { status, sent: true } => Err(names::gave_up(&status)),
+        }
+    }
+
+    /// Fetches the rich outputs, in their order.
+    async fn bundles(
+        &self,
+        session: &OpenSession,
+        result: &ExecuteCodeResult,
+        publisher: &mut Publisher,
+    ) -> Vec<Bundle> {
+        let mut outputs: Vec<&RichOutput> = result.rich_outputs.iter().collect();
+        outputs.sort_by_key(|output| output.index);
+        if outputs.is_empty() && result.rich_outputs_dropped && !session.told_no_capture {
+            self.backend
+                .update(&session.name, |session| session.told_no_capture = true);
+            publisher
+                .say("figures, tables and other rich outputs of this session are not handed over by Colab; only their text is shown")
+                .await;
+        }
+        let mut bundles = Vec::with_capacity(outputs.len());
+        for output in outputs {
+            let fetched = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => Err("interrupted".to_owned()),
+                fetched = tokio::time::timeout(FETCH_LIMIT, self.bundle(session, output)) => {
+                    fetched.unwrap_or_else(|_| Err("it took too long".to_owned()))
+                }
+            };
+            match fetched {
+                Ok(bundle) => bundles.push(bundle),
+                Err(why) => publisher.say(&not_shown(output, &why)).await,
+            }
+        }
+        bundles
+    }
+
+    async fn bundle(&self, session: &OpenSession, output: &RichOutput) -> Result<Bundle, String> {
+        if let Some(info) = &output.error_info {
+            return Err(format!("Colab dropped it ({})", info.reason));
+        }
+        if output.file_path.is_empty() {
+            return Err("Colab names no file for it".to_owned());
+        }
+        let files = &self.backend.files;
+        let known = self.current(session.clone()).runtime.connection_info;
+        let is_known = known.is_some();
+        let info = match known.filter(|info| is_fresh(info, chrono::Utc::now())) {
+            Some(info) => info,
+            None => self.connection(session).await?,
+        };
+        let content = match files.fetch(&info, &output.file_path).await {
+            // A token that has expired is answered as if the file were missing.
+            Err(FetchError::Refused(_)) if is_known => {
+                let info = self.connection(session).await?;
+                files.fetch(&info, &output.file_path).await
+            }
+            fetched => fetched,
+        };
+        Bundle::parse(&content.map_err(|error| error.to_string())?)
+    }
+
+    /// The runtime's proxy, with a new token.
+    async fn connection(&self, session: &OpenSession) -> Result<ConnectionInfo, String> {
+        let runtime = self
+            .backend
+            .service
+            .get_runtime(&session.runtime.name)
+            .await
+            .map_err(|status| format!("get_runtime failed{}", names::said(&status)))?;
+        let info = runtime
+            .connection_info
+            .ok_or("Colab tells no address of the runtime")?;
+        self.backend.update(&session.name, |session| {
+            session.runtime.connection_info = Some(info.clone());
+        });
+        Ok(info)
+    }
+
+    fn execution<'a>(&'a self, session: &'a OpenSession) -> Execution<'a, S> {
+        Execution {
+            service: &self.backend.service,
+            waiting: self.waiting,
+            stop: self.stop,
+            session: &session.name,
+            session_exists: session.created || session.proven,
+        }
+    }
+
+    /// The session as it is known now.
+    fn current(&self, session: OpenSession) -> OpenSession {
+        let state = self.backend.state();
+        match &state.session {
+            Some(current) if current.name == session.name => current.clone(),
+            _ => session,
+        }
+    }
+
+    /// Notes the number that a run got.
+    fn count(&self, session: &OpenSession, count: i64) {
+        if count <= 0 {
+            return self.count_untold(session);
+        }
+        self.backend.update(&session.name, |session| {
+            session.last_count = count;
+            session.untold_runs = 0;
+        });
+    }
+
+    /// Notes a run whose number is not known.
+    fn count_untold(&self, session: &OpenSession) {
+        self.backend
+            .update(&session.name, |session| session.untold_runs += 1);
+    }
+}
+
+impl Lost {
+    /// The same, where it happened to a helper of ours: the cell itself has not run.
+    fn before_the_cell(self) -> Self {
+        match self {
+            Self::Interrupted { .. } | Self::InterruptedAway => Self::InterruptedBefore,
+            other => other,
+        }
+    }
+}
+
+/// What the user reads in place of a rich output.
+fn not_shown(output: &RichOutput, why: &str) -> String {
+    let kinds = if output.mime_types.is_empty() {
+        "no type given".to_owned()
+    } else {
+        output.mime_types.join(", ")
+    };
+    format!(
+        "rich output {} ({kinds}) cannot be shown: {why}",
+        output.index
+    )
+}
+
+/// `user_expressions` need the companion; each is answered as an error.
+pub(super) fn refused_expressions(cell: &Cell) -> JsonMap {
+    let refusal = json!({
+        "status": "error",
+        "ename": ErrorName::ColabCompanionUnavailable.to_string(),
+        "evalue": "user expressions cannot be evaluated over execute_code alone",
+        "traceback": [],
+    });
+    cell.user_expressions
+        .keys()
+        .map(|name| (name.clone(), refusal.clone()))
+        .collect()
+}

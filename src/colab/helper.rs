@@ -1,0 +1,234 @@
+//! Python that the kernel itself runs on a session.
+//!
+//! `execute_code` knows no silent code: what is not a counted cell of the user is wrapped. Invariants:
+//!
+//! * A helper is one expression over a namespace of its own: it leaves no name in the user's, and it prints nothing.
+//! * The user's text goes in as a string literal, never by pasting it into code.
+
+/// Code that runs `source` as a front-end's uncounted code: in the user's namespace, without a number of its own, and with its
+/// exception as the call's exception.
+pub fn uncounted(source: &str) -> String {
+    const RUN: &str = r#"
+def run(source):
+    from IPython import get_ipython
+    shell = get_ipython()
+    if shell is None:
+        raise RuntimeError("no IPython shell runs here")
+    shown = {name: shell.__dict__.get(name) for name in ("showtraceback", "showsyntaxerror", "showindentationerror")}
+    for name in shown:
+        setattr(shell, name, lambda *args, **kwargs: None)
+    try:
+        result = shell.run_cell(source, store_history=False)
+    finally:
+        for name, value in shown.items():
+            if value is None:
+                delattr(shell, name)
+            else:
+                setattr(shell, name, value)
+    return result.error_before_exec or result.error_in_exec
+error = run(SOURCE)
+if error is not None:
+    raise error
+"#;
+    wrapped(RUN, &[("SOURCE", literal(source))])
+}
+
+/// Code that prepares a new session: prompts are refused, and the front-end's set-up code runs. What it raises or prints is of
+/// no interest.
+pub fn preparation(setup: &[String]) -> String {
+    const PREPARE: &str = r#"
+for source in SOURCES:
+    try:
+        shell.run_cell(source, silent=True, store_history=False)
+    except BaseException:
+        pass
+"#;
+    let sources: Vec<String> = setup.iter().map(|source| literal(source)).collect();
+    wrapped(
+        &format!("{GUARD}{PREPARE}"),
+        &[
+            ("SENTENCE", literal(PROMPT_REFUSED)),
+            ("SOURCES", format!("[{}]", sources.join(", "))),
+        ],
+    )
+}
+
+/// Code that makes prompts fail at once.
+pub fn guard() -> String {
+    wrapped(GUARD, &[("SENTENCE", literal(PROMPT_REFUSED))])
+}
+
+/// Whether this code may ask for input.
+pub fn may_prompt(source: &str) -> bool {
+    ["input(", "getpass", "breakpoint(", "set_trace", "%debug"]
+        .iter()
+        .any(|word| source.contains(word))
+}
+
+/// What the user reads where a prompt would be.
+const PROMPT_REFUSED: &str = "this cell asks for input, which cannot be answered over Colab's execute_code; \
+set the value in a variable instead";
+
+/// ipykernel puts `raw_input` and `getpass` of the kernel object in place at every request; elsewhere the builtins are what is
+/// called.
+const GUARD: &str = r#"
+def refuse(sentence):
+    try:
+        from IPython.core.error import StdinNotImplementedError as Refused
+    except ImportError:
+        Refused = RuntimeError
+    def refused(*args, **kwargs):
+        raise Refused(sentence)
+    return refused
+def guard(sentence):
+    import builtins, getpass
+    refused = refuse(sentence)
+    kernel = getattr(shell, "kernel", None)
+    if kernel is not None:
+        kernel.raw_input = refused
+        kernel.getpass = refused
+    builtins.input = refused
+    getpass.getpass = refused
+try:
+    from IPython import get_ipython
+    shell = get_ipython()
+except ImportError:
+    shell = None
+guard(SENTENCE)
+"#;
+
+/// One expression that runs `code` in a namespace with these names.
+fn wrapped(code: &str, names: &[(&str, String)]) -> String {
+    let mut namespace = r#""__name__": "colab_kernel_helper""#.to_owned();
+    for (name, value) in names {
+        namespace.push_str(&format!(r#", "{name}": {value}"#));
+    }
+    format!("exec({}, {{{namespace}}})", literal(code))
+}
+
+/// A Python string literal of this text. JSON's escapes are Python's, and serde_json writes everything else as it is.
+fn literal(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_helper_is_one_line_whatever_it_carries() {
+        for code in [
+            uncounted("a = 1\nprint(\"\\n\")\n"),
+            preparation(&["x\ny".into(), "'''z'''".into()]),
+            guard(),
+        ] {
+            assert!(!code.contains('\n'), "{code}");
+            assert!(code.starts_with("exec(") && code.ends_with(')'), "{code}");
+        }
+    }
+
+    #[test]
+    fn prompts_are_recognised() {
+        for code in [
+            "x = input('?')",
+            "from getpass import getpass",
+            "breakpoint()",
+        ] {
+            assert!(may_prompt(code), "{code}");
+        }
+        assert!(!may_prompt("print(inputs)"));
+    }
+
+    /// Runs Python where it is installed; `None` without it or without IPython.
+    fn python(script: &str) -> Option<String> {
+        let output = Command::new("python3")
+            .args(["-c", &format!("import IPython\n{script}")])
+            .env("IPYTHONDIR", std::env::temp_dir().join("ck-helper-test"))
+            .output()
+            .ok()?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        if stderr.contains("No module named 'IPython'") {
+            return None;
+        }
+        assert!(output.status.success(), "{stderr}");
+        Some(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// A script that runs these cells in one shell and prints what each raised, then the names the user has.
+    fn session(cells: &[String]) -> String {
+        let cells: Vec<String> = cells.iter().map(|cell| literal(cell)).collect();
+        format!(
+            r#"
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.history_manager.enabled = False
+before = set(shell.user_ns)
+for cell in [{}]:
+    shell.showtraceback = lambda *a, **k: None
+    result = shell.run_cell(cell, store_history=True)
+    error = result.error_before_exec or result.error_in_exec
+    print("raised", type(error).__name__, str(error)[:20])
+print(sorted(name for name in set(shell.user_ns) - before if not name.startswith("_")))
+"#,
+            cells.join(", ")
+        )
+    }
+
+    #[test]
+    fn helpers_leave_no_names_and_print_nothing() {
+        let cells = [
+            preparation(&["x = 1".into(), "1/0".into(), "def (".into()]),
+            guard(),
+            uncounted("y = x + 1\nz = '\\u00e9𝄞\\n'"),
+        ];
+        let Some(output) = python(&session(&cells)) else {
+            return;
+        };
+        let lines: Vec<&str> = output
+            .lines()
+            .filter(|line| line.starts_with("raised") || line.starts_with('['))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "raised NoneType None",
+                "raised NoneType None",
+                "raised NoneType None",
+                "['x', 'y', 'z']"
+            ],
+            "{output}"
+        );
+    }
+
+    #[test]
+    fn the_exception_of_uncounted_code_is_that_of_the_call() {
+        let cells = [
+            uncounted("raise KeyError('k')"),
+            uncounted("def ("),
+            guard(),
+            "input()".to_owned(),
+            "import getpass; getpass.getpass()".to_owned(),
+        ];
+        let Some(output) = python(&session(&cells)) else {
+            return;
+        };
+        let raised: Vec<&str> = output
+            .lines()
+            .filter_map(|line| line.strip_prefix("raised "))
+            .filter_map(|line| line.split(' ').next())
+            .collect();
+        assert_eq!(
+            raised,
+            [
+                "KeyError",
+                "SyntaxError",
+                "NoneType",
+                "StdinNotImplementedError",
+                "StdinNotImplementedError"
+            ],
+            "{output}"
+        );
+    }
+}
