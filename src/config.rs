@@ -1,7 +1,7 @@
 //! The settings of a kernel, gathered in one place: flags, then the environment, then the config file, then defaults.
 //!
-//! Every setting has one word. `give_up` is `COLAB_KERNEL_GIVE_UP` in the environment, `give_up` in the config file and, where
-//! there is a flag for it, `--give-up` on the command line; wherever it comes from, one parser reads it. Invariants:
+//! Every setting has one word: `runtime` is `--runtime` on the command line (not every setting has a flag), `COLAB_KERNEL_RUNTIME` in the
+//! environment and `runtime` in the config file. Wherever it comes from, one parser reads it. Invariants:
 //!
 //! * A bad value is an error that names where it stands and what is allowed there. Nothing is passed over in silence.
 //! * The bearer token comes from the environment alone and never shows: not in `Debug`, not in an error.
@@ -11,7 +11,6 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use etcetera::BaseStrategy;
 use serde_json::Value;
@@ -27,12 +26,11 @@ pub const DEFAULT_ENDPOINT: &str = "https://colaboratory.googleapis.com/mcp";
 const DIRECTORY: &str = "colab-kernel";
 
 /// What the config file may hold.
-const FILE_KEYS: [&str; 10] = [
+const FILE_KEYS: [&str; 9] = [
     "accelerator",
     "backend",
     "companion",
     "endpoint",
-    "give_up",
     "highmem",
     "log",
     "quota_project",
@@ -59,8 +57,6 @@ pub struct Settings {
     pub backend: BackendKind,
     /// Whether the companion may be used. Accepted, without effect in this version.
     pub companion: bool,
-    /// How long to wait for a lost connection once a cell has begun (`None`: for ever).
-    pub give_up: Option<Duration>,
     /// What to log; `None` is nothing. Read by [`crate::logging`].
     pub log: Option<String>,
     /// Where logs are kept. Not created before something is written.
@@ -148,7 +144,6 @@ impl Sources<'_> {
             runtime: self.read("runtime", runtime)?.unwrap_or_default(),
             backend: self.read("backend", backend)?.unwrap_or_default(),
             companion: self.read("companion", switch)?.unwrap_or(true),
-            give_up: self.read("give_up", duration)?,
             log: self
                 .read("log", crate::logging::parse_filter)?
                 .unwrap_or_default(),
@@ -313,20 +308,6 @@ fn endpoint(value: &str) -> Result<Url, &'static str> {
     }
 }
 
-fn duration(value: &str) -> Result<Duration, &'static str> {
-    const ALLOWED: &str = "a number of seconds, or a number with `s`, `m` or `h`";
-    let value = value.trim();
-    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match &value[digits.len()..] {
-        "" | "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(ALLOWED),
-    };
-    let number: f64 = digits.trim_end().parse().map_err(|_| ALLOWED)?;
-    Duration::try_from_secs_f64(number * factor).map_err(|_| ALLOWED)
-}
-
 fn path(value: &str) -> Result<PathBuf, &'static str> {
     let path = PathBuf::from(value);
     if path.is_absolute() {
@@ -350,6 +331,11 @@ impl Secret {
     /// The text itself, for the one place that sends it.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// The text itself, for what keeps it from now on.
+    pub fn into_inner(self) -> String {
+        self.0
     }
 }
 
@@ -445,7 +431,6 @@ mod tests {
                 runtime: RuntimeChoice::Any,
                 backend: BackendKind::Mcp,
                 companion: true,
-                give_up: None,
                 log: None,
                 state_dir: PathBuf::from("/s"),
             }
@@ -454,8 +439,7 @@ mod tests {
 
     #[test]
     fn flags_beat_the_environment_and_the_environment_beats_the_file() {
-        let file =
-            r#"{"accelerator": "A100", "runtime": "in-file", "highmem": true, "give_up": 90}"#;
+        let file = r#"{"accelerator": "A100", "runtime": "in-file", "highmem": true}"#;
         let env = [
             ("COLAB_KERNEL_ACCELERATOR", "L4"),
             ("COLAB_KERNEL_RUNTIME", "in-env"),
@@ -468,7 +452,6 @@ mod tests {
         assert_eq!(settings.accelerator.as_deref(), Some("T4"));
         assert_eq!(settings.runtime, RuntimeChoice::Named("in-env".to_owned()));
         assert!(settings.highmem);
-        assert_eq!(settings.give_up, Some(Duration::from_secs(90)));
     }
 
     #[test]
@@ -490,8 +473,6 @@ mod tests {
             ),
             ("COLAB_KERNEL_ENDPOINT", "file:///mcp", "an https:// URL"),
             ("COLAB_KERNEL_COMPANION", "maybe", "`on` or `off`"),
-            ("COLAB_KERNEL_GIVE_UP", "soon", "a number of seconds"),
-            ("COLAB_KERNEL_GIVE_UP", "-1", "a number of seconds"),
             ("COLAB_KERNEL_LOG", "verbose", "`debug`"),
             ("COLAB_KERNEL_STATE_DIR", "state", "an absolute path"),
         ] {
@@ -529,16 +510,6 @@ mod tests {
             assert!(endpoint(url).is_ok(), "{url}");
         }
         assert!(endpoint("http://localhost.example.com/mcp").is_err());
-    }
-
-    #[test]
-    fn durations_are_seconds_or_carry_a_unit() {
-        assert_eq!(duration("5"), Ok(Duration::from_secs(5)));
-        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
-        for bad in ["", "h", "5d", "NaN", "inf", "1e400"] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
     }
 
     #[test]

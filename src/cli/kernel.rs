@@ -5,11 +5,19 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::anyhow;
 
 use super::terminal;
-use crate::config::{Flags, Settings};
+use crate::auth::{Credentials, Environment};
+use crate::backend::Backend;
+use crate::colab::mcp::Client;
+use crate::colab::runtime::BackendSettings;
+use crate::colab::session::ColabBackend;
+use crate::config::{BackendKind, Flags, Secret, Settings};
+use crate::jupyter::ConnectionInfo;
+use crate::kernel::{self, Options};
 use crate::logging;
 
 /// Serve a front-end (this is what the kernelspec starts).
@@ -49,13 +57,37 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         runtime: args.runtime,
         backend: args.backend,
     })?;
+    let connection = ConnectionInfo::load(&args.connection_file)?;
     logging::start(
         &settings,
         "kernel",
         settings.token.clone().into_iter().collect(),
     )?;
     report_panics();
-    super::block_on(async { anyhow::bail!("no kernel yet") })
+    super::block_on(async {
+        let options = Options {
+            state_dir: Some(settings.state_dir.clone()),
+        };
+        kernel::run(connection, backend(settings)?, options).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// The backend that the settings ask for. It contacts nothing yet.
+fn backend(settings: Settings) -> anyhow::Result<impl Backend> {
+    let BackendKind::Mcp = settings.backend;
+    let credentials = Credentials::new(
+        settings.token.map(Secret::into_inner),
+        settings.quota_project,
+        Environment::from_process(),
+    );
+    let client = Client::new(settings.endpoint, Arc::new(credentials))?;
+    let wanted = BackendSettings {
+        accelerator: settings.accelerator,
+        highmem: settings.highmem,
+        runtime: settings.runtime,
+    };
+    Ok(ColabBackend::new(client, wanted))
 }
 
 /// Standard error is shown to the user when a kernel dies: one line there, the same in the log.

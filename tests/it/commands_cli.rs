@@ -146,7 +146,6 @@ fn a_bad_setting_is_named_with_what_is_allowed() {
             "loopback",
         ),
         ("COLAB_KERNEL_COMPANION", "perhaps", "`off`"),
-        ("COLAB_KERNEL_GIVE_UP", "soon", "seconds"),
         ("COLAB_KERNEL_LOG", "loud", "`debug`"),
     ] {
         let mut command = colab_kernel(home.path());

@@ -6,6 +6,7 @@ mod backend;
 mod client;
 mod commands;
 mod commands_cli;
+mod demo;
 mod emulator;
 mod kernel;
 mod mcp_client;
