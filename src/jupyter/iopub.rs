@@ -33,6 +33,11 @@ const XPUB: Role = Role {
     minor: 1,
 };
 
+/// How long a subscriber may read nothing while others wait for the next message, and while nobody else does. A ZeroMQ client
+/// that works slowly through a full queue (1000 messages) does not read before it is half empty.
+const PATIENCE_OF_OTHERS: Duration = Duration::from_secs(1);
+const PATIENCE_ALONE: Duration = Duration::from_secs(10);
+
 /// Subscribers send topics and heartbeats only.
 const FRAME_LIMIT: u64 = 4096;
 
@@ -81,13 +86,15 @@ impl IoPub {
             // Progress between the look and the wait must not be missed.
             moved.as_mut().enable();
             let Some(until) = self.shared.deliver(&message) else {
-                return;
+                break;
             };
             tokio::select! {
                 () = moved => {}
                 () = tokio::time::sleep_until(until) => {}
             }
         }
+        // A publisher with much to say must let the writers write.
+        tokio::task::yield_now().await;
     }
 
     /// Waits until everything published so far has been written to the subscribers' sockets; those that are gone or stalled do
@@ -184,10 +191,8 @@ impl Shared {
                 self.subscribe(subscriber, topic);
             } else if let Some(topic) = after(b"\x06CANCEL") {
                 subscriber.cancel(&topic);
-            } else if let Some(ping) = after(b"\x04PING") {
-                // Two bytes of time to live, then a context to send back (RFC 37).
-                let context = ping.get(2..).unwrap_or_default();
-                subscriber.answer(zmtp::command(&[b"\x04PONG", context].concat()));
+            } else if let Some(pong) = zmtp::pong(body) {
+                subscriber.answer(pong);
             }
         } else if let Some(topic) = after(b"\x01") {
             self.subscribe(subscriber, topic);
@@ -207,9 +212,14 @@ impl Shared {
     fn deliver(&self, message: &Published) -> Option<Instant> {
         let subscribers = self.subscribers();
         let now = Instant::now();
+        let patience = if subscribers.iter().any(|other| other.keeps_up()) {
+            PATIENCE_OF_OTHERS
+        } else {
+            PATIENCE_ALONE
+        };
         let wait = subscribers
             .iter()
-            .filter_map(|subscriber| match subscriber.room(message, now) {
+            .filter_map(|subscriber| match subscriber.room(message, now, patience) {
                 Room::Free => None,
                 Room::Wait(until) => Some(until),
             })
