@@ -38,6 +38,8 @@ const CLIENT_LIMITS: Limits = Limits {
     message: 4 * FRAME_LIMIT,
 };
 const CHUNK: usize = 64 * 1024;
+/// How long the handshake with the crate may take, which lies on this machine.
+const INNER_LIMIT: Duration = Duration::from_secs(1);
 /// A PING with its header and the longest context that RFC 37 allows. Longer commands are none that we answer.
 const PING_LIMIT: usize = 2 + 5 + 2 + 16;
 /// Heartbeats that may wait for their answer; a client sends the next one when the last is answered.
@@ -133,27 +135,20 @@ impl Gate {
                 return;
             }
         };
-        let link = self.links.add(&peer.identity);
+        let link = self.links.enter(&peer.identity);
         let end = tokio::select! {
             end = self.pass(stream, &peer, &link) => end,
             () = link.closed() => Ok(()),
         };
-        self.links.remove(&link);
         if let Err(error) = end {
             tracing::debug!(socket = self.name, %error, "a client's connection was closed");
         }
     }
 
     async fn pass(&self, stream: Box<dyn Stream>, peer: &Peer, link: &Link) -> io::Result<()> {
-        let mut inner = self.inner.connect().await?;
-        inner.write_all(&zmtp::greeting(self.role.minor)).await?;
-        inner
-            .write_all(&zmtp::ready(&peer.socket_type, &link.name()))
-            .await?;
-        // The client has had both from us.
-        zmtp::read_greeting(&mut inner).await?;
-        zmtp::read_frame(&mut inner, CHUNK as u64).await?;
-
+        // The crate cannot accept when the process is out of file descriptors, and spins until it can: give ours back soon.
+        let inner = tokio::time::timeout(INNER_LIMIT, self.open(peer, link));
+        let inner = inner.await.map_err(|_| io::ErrorKind::TimedOut)??;
         let (from_client, to_client) = tokio::io::split(stream);
         let (from_inner, to_inner) = inner.into_split();
         let (pong_sender, pongs) = mpsc::channel(PONGS);
@@ -161,6 +156,19 @@ impl Gate {
             end = inward(from_client, to_inner, pong_sender) => end,
             end = self.outward(from_inner, to_client, pongs, link) => end,
         }
+    }
+
+    /// Opens the inner connection in the client's name.
+    async fn open(&self, peer: &Peer, link: &Link) -> io::Result<InnerStream> {
+        let mut inner = self.inner.connect().await?;
+        inner.write_all(&zmtp::greeting(self.role.minor)).await?;
+        inner
+            .write_all(&zmtp::ready(&peer.socket_type, &link.name()))
+            .await?;
+        // The client has had both of these from us.
+        zmtp::read_greeting(&mut inner).await?;
+        zmtp::read_frame(&mut inner, CHUNK as u64).await?;
+        Ok(inner)
     }
 
     /// Passes what `zeromq` answers to the client, and counts it once it is written.

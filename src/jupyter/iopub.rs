@@ -145,18 +145,14 @@ impl Shared {
             tracing::debug!(%error, "a connection was no subscriber's");
             return;
         }
-        let subscriber = Arc::new(Subscriber::new());
-        self.subscribers().push(subscriber.clone());
+        let entered = Entered::new(&self);
+        let subscriber = &entered.subscriber;
         let (reader, writer) = tokio::io::split(stream);
         let end = tokio::select! {
-            end = self.listen_to(&subscriber, reader) => end,
+            end = self.listen_to(subscriber, reader) => end,
             end = subscriber.write_to(writer, &self.moved) => end,
             () = subscriber.closed() => Ok(()),
         };
-        subscriber.leave();
-        self.subscribers()
-            .retain(|other| !Arc::ptr_eq(other, &subscriber));
-        self.moved.notify_waiters();
         if let Err(error) = end {
             tracing::debug!(%error, "a subscriber's connection ended");
         }
@@ -266,5 +262,29 @@ impl Shared {
         self.subscribers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A subscriber's place in the list, which it leaves when this is dropped.
+struct Entered<'a> {
+    shared: &'a Shared,
+    subscriber: Arc<Subscriber>,
+}
+
+impl<'a> Entered<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        let subscriber = Arc::new(Subscriber::new());
+        shared.subscribers().push(subscriber.clone());
+        Self { shared, subscriber }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.subscriber.leave();
+        self.shared
+            .subscribers()
+            .retain(|other| !Arc::ptr_eq(other, &self.subscriber));
+        self.shared.moved.notify_waiters();
     }
 }
