@@ -349,7 +349,7 @@ impl fmt::Debug for Secret {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A value that the setting cannot have.
-    #[error("Bad value \"{value}\" in {origin}\nhint: allowed is {allowed}")]
+    #[error("Bad value \"{value}\" in {origin}\nAllowed: {allowed}")]
     Bad {
         /// What stands there.
         value: String,
@@ -365,7 +365,7 @@ pub enum ConfigError {
         origin: String,
     },
     /// A key that is no setting.
-    #[error("\"{key}\" of {path} is not a setting\nhint: the settings are {known}", path = path.display(), known = FILE_KEYS.join(", "))]
+    #[error("\"{key}\" of {path} is not a setting\nThe settings are {known}", path = path.display(), known = FILE_KEYS.join(", "))]
     UnknownKey {
         /// The key.
         key: String,
@@ -389,7 +389,7 @@ pub enum ConfigError {
         source: serde_json::Error,
     },
     /// The user's home directory is not known.
-    #[error("The home directory is not known\nhint: set HOME")]
+    #[error("The home directory is not known\nSet HOME")]
     NoHome,
 }
 

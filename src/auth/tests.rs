@@ -314,6 +314,16 @@ async fn an_unreachable_token_server_is_not_a_reason_to_sign_in_again() {
 }
 
 #[tokio::test]
+async fn an_ailing_token_server_is_not_a_reason_to_sign_in_again() {
+    let server = TokenServer::start(Some((StatusCode::SERVICE_UNAVAILABLE, "later"))).await;
+    let (_home, environment) = signed_in(&server.url);
+    let credentials = Credentials::new(None, None, environment);
+    let status = refused(&credentials).await;
+    assert_eq!(status.code, Code::Unavailable);
+    assert!(!status.message.contains(SIGN_IN));
+}
+
+#[tokio::test]
 async fn signing_in_later_needs_no_restart() {
     let (home, environment) = home();
     let credentials = Credentials::new(None, None, environment);

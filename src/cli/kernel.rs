@@ -4,7 +4,6 @@
 //! before the user has asked for anything remote.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::anyhow;
@@ -49,7 +48,7 @@ pub struct Args {
 }
 
 /// Serves until the front-end asks for the end, the process is terminated or its parent dies.
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub fn run(args: Args) -> anyhow::Result<()> {
     let settings = Settings::load(&Flags {
         endpoint: args.endpoint,
         accelerator: args.accelerator,
@@ -68,8 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let options = Options {
             state_dir: Some(settings.state_dir.clone()),
         };
-        kernel::run(connection, backend(settings)?, options).await?;
-        Ok(ExitCode::SUCCESS)
+        Ok(kernel::run(connection, backend(settings)?, options).await?)
     })
 }
 

@@ -10,8 +10,11 @@
 
 mod demo;
 mod emulate;
+mod install;
 mod kernel;
+mod kernelspec;
 mod terminal;
+mod uninstall;
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
@@ -37,8 +40,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Kernel(kernel::Args),
-    Demo(demo::Args),
+    Install(install::Args),
+    Uninstall(uninstall::Args),
     Emulate(emulate::Args),
+    Demo(demo::Args),
 }
 
 /// Runs the command that the arguments name and maps its error to an exit code.
@@ -67,9 +72,11 @@ pub fn main() -> ExitCode {
         }
     };
     let outcome = match cli.command {
-        Command::Kernel(args) => kernel::run(args),
-        Command::Demo(args) => block_on(demo::run(args)),
+        Command::Kernel(args) => kernel::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Install(args) => install::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Uninstall(args) => uninstall::run(args).map(|()| ExitCode::SUCCESS),
         Command::Emulate(args) => block_on(emulate::run(args)).map(|()| ExitCode::SUCCESS),
+        Command::Demo(args) => block_on(demo::run(args)),
     };
     match outcome {
         Ok(code) => code,

@@ -1,1 +1,3 @@
 //! The commands and their contract.
+
+mod install;

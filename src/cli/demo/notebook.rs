@@ -31,7 +31,7 @@ pub(super) enum NotebookError {
         path: PathBuf,
         source: serde_json::Error,
     },
-    #[error("{path} is not a notebook of format 4\nhint: jupyter nbconvert --to notebook --nbformat 4 writes one", path = path.display())]
+    #[error("{path} is not a notebook of format 4\nConvert it with: jupyter nbconvert --to notebook --nbformat 4", path = path.display())]
     NotFormat4 { path: PathBuf },
 }
 

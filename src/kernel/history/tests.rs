@@ -169,6 +169,12 @@ fn memory_is_bounded() {
 
 async fn open(directory: &Path) -> History {
     let mut history = History::open(directory);
+    loaded(&mut history).await;
+    history
+}
+
+/// Waits for the file without the limit that a request has.
+async fn loaded(history: &mut History) {
     tokio::time::timeout(Duration::from_secs(20), async {
         while history.loading.is_some() {
             history.ready().await;
@@ -176,7 +182,6 @@ async fn open(directory: &Path) -> History {
     })
     .await
     .expect("the file was not read");
-    history
 }
 
 /// Waits for the file without the limit that a shutdown has.
@@ -233,7 +238,7 @@ async fn inputs_before_the_file_is_read_keep_their_place() {
 
     let mut history = History::open(directory.path());
     history.push(1, "at once");
-    history.ready().await;
+    loaded(&mut history).await;
     written(&history).await;
     assert_eq!(
         tail(&mut history, 10),

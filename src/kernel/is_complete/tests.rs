@@ -1,5 +1,5 @@
 use std::fmt::Write as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::*;
 
@@ -65,10 +65,8 @@ fn a_megabyte_is_judged_in_time() {
     let magics = "a = !ls \"x\nfoo?\n%time (\n".repeat(40_000);
     for code in [statements, one_list, magics] {
         assert!(code.len() > 900_000);
-        let started = Instant::now();
         let answer = within(LIMIT, move || is_complete(&code));
         assert_eq!(answer, Completeness::Complete);
-        println!("{:?}", started.elapsed());
     }
 }
 
