@@ -10,4 +10,5 @@ mod demo;
 mod emulator;
 mod kernel;
 mod mcp_client;
+mod python_env;
 mod wire;
