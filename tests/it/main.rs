@@ -7,4 +7,5 @@ mod commands;
 mod emulator;
 mod kernel;
 mod mcp_client;
+mod python_env;
 mod wire;
