@@ -10,11 +10,11 @@
 
 mod demo;
 mod emulate;
-mod install;
+pub mod install;
 mod kernel;
-mod kernelspec;
+pub mod kernelspec;
 mod terminal;
-mod uninstall;
+pub mod uninstall;
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
