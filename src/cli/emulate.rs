@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::emulator::{Emulator, EmulatorConfig, PythonChoice, Quirks};
 
 /// The port when none is given.
-const DEFAULT_PORT: u16 = 8642;
+pub(super) const DEFAULT_PORT: u16 = 8642;
 
 /// Run a local Colab to try things against, without an account.
 #[derive(Debug, Clone, clap::Args)]
@@ -64,7 +64,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Resolves at Ctrl-C or SIGTERM. Listening begins with this call, not with the first poll.
-fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
+pub(super) fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};

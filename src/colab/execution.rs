@@ -11,7 +11,6 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -20,18 +19,17 @@ use super::api::{ExecuteCode, ExecuteCodeResult};
 use super::mcp::CallEvent;
 use super::mcp::errors::{Code, Origin, Status};
 use super::names::{Verdict, verdict};
+use super::retry;
 use super::service::{Service, ServiceCall};
 use super::text::Publisher;
-use super::waiting::{BEFORE_START, Backoff, Waiting, line};
+use super::waiting::{Waiting, line};
 
 /// How long a call may go on after it has been cancelled before its stream is closed.
 pub const GRACE: Duration = Duration::from_millis(300);
 /// How long the posting of a cancellation may take.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
-/// After this long without an answer to the request the cell counts as handed over: some servers answer with the result only.
-const HANDED_OVER: Duration = Duration::from_secs(1);
-/// An attempt that lived this long was no failure of the connection from its start.
-const SETTLED: Duration = Duration::from_secs(30);
+/// A call that was open for this long was taken by the service, even if nothing was heard of it.
+const ALIVE: Duration = Duration::from_secs(5);
 
 /// What a call runs on and who may stop it.
 #[derive(Debug, Clone, Copy)]
@@ -124,8 +122,7 @@ impl<S: Service> Execution<'_, S> {
             execution_id: uuid::Uuid::new_v4().to_string(),
             code,
         };
-        let mut backoff = Backoff::default();
-        let mut waiting_since = Instant::now();
+        let mut patience = Patience::default();
         let mut so_far = Progress {
             announced: !announce,
             ..Progress::default()
@@ -134,7 +131,6 @@ impl<S: Service> Execution<'_, S> {
             if self.stop.is_cancelled() {
                 return Err(so_far.interrupted());
             }
-            let attempt_since = Instant::now();
             so_far.attempts += 1;
             let (status, begun) = match self.attempt(&call, publisher, &mut so_far).await {
                 Attempt::Result(result) => {
@@ -150,9 +146,8 @@ impl<S: Service> Execution<'_, S> {
             };
             tracing::info!(code = ?status.code, origin = ?status.origin, begun, "an execute_code call ended without a result");
             so_far.begun |= begun;
-            if begun || attempt_since.elapsed() > SETTLED {
-                backoff.reset();
-                waiting_since = Instant::now();
+            if begun {
+                patience = Patience::default();
             }
             match verdict(&status) {
                 Verdict::Final => return Err(Lost::Failed(status)),
@@ -163,8 +158,9 @@ impl<S: Service> Execution<'_, S> {
                 Verdict::Unknown => so_far.sent = true,
                 Verdict::NotSent | Verdict::RateLimited => {}
             }
-            self.wait(status, &mut backoff, waiting_since, &so_far, publisher)
-                .await?;
+            self.wait(status, &mut patience, &so_far, publisher).await?;
+            // A notice may stand there again, to be taken away when the call is made.
+            so_far.announced = !announce || publisher.has_published();
             if so_far.sent {
                 publisher.reattach();
             }
@@ -178,31 +174,10 @@ impl<S: Service> Execution<'_, S> {
         publisher: &mut Publisher,
         so_far: &mut Progress,
     ) -> Attempt {
+        let since = Instant::now();
         let mut deadline: Option<Instant> = None;
-        let mut stream = {
-            let mut start = pin!(self.service.execute_code(call));
-            let handed_over = Instant::now() + HANDED_OVER;
-            loop {
-                tokio::select! {
-                    biased;
-                    () = self.stop.cancelled(), if deadline.is_none() => {
-                        deadline = Some(Instant::now() + GRACE);
-                    }
-                    () = until(deadline) => return Attempt::Stopped { confirmed: false },
-                    started = &mut start => match started {
-                        Ok(stream) => break stream,
-                        Err(status) if deadline.is_some() => return ended_by_stop(&status),
-                        Err(status) => return Attempt::Failed { status, begun: false },
-                    },
-                    () = sleep_until(handed_over), if !so_far.announced => {
-                        so_far.announced = true;
-                        publisher.submitted().await;
-                    }
-                }
-            }
-        };
-        if !so_far.announced {
-            so_far.announced = true;
+        let mut stream = self.service.execute_code(call);
+        if !std::mem::replace(&mut so_far.announced, true) {
             publisher.submitted().await;
         }
         let _canceller = Canceller::new(self.stop.clone(), &stream);
@@ -225,7 +200,7 @@ impl<S: Service> Execution<'_, S> {
                     }
                     continue;
                 }
-                Some(CallEvent::Finished(Ok(value))) => match parse(value) {
+                Some(CallEvent::Finished(Ok(value))) => match ExecuteCodeResult::parse(value) {
                     Ok(result) => return Attempt::Result(Box::new(result)),
                     Err(status) => status,
                 },
@@ -241,7 +216,7 @@ impl<S: Service> Execution<'_, S> {
             }
             let begun = begun
                 || status.code == Code::DeadlineExceeded
-                || status.origin == Origin::Transport;
+                || verdict(&status) == Verdict::Unknown && since.elapsed() > ALIVE;
             return Attempt::Failed { status, begun };
         }
     }
@@ -270,15 +245,14 @@ impl<S: Service> Execution<'_, S> {
     async fn wait(
         &self,
         mut status: Status,
-        backoff: &mut Backoff,
-        since: Instant,
+        patience: &mut Patience,
         so_far: &Progress,
         publisher: &Publisher,
     ) -> Result<(), Lost> {
         loop {
-            let delay = backoff.delay(&status);
-            let patience = self.waiting.patience(&status).unwrap_or(BEFORE_START);
-            if !so_far.begun && since.elapsed() + delay > patience {
+            patience.failures += 1;
+            let delay = retry::wait(patience.failures, status.retry_after, retry::jitter());
+            if !so_far.begun && patience.since.elapsed() + delay > retry::PATIENCE {
                 let sent = so_far.sent;
                 return Err(Lost::GaveUp { status, sent });
             }
@@ -320,6 +294,22 @@ impl<S: Service> Execution<'_, S> {
                 Verdict::Final => return Ok(()),
                 Verdict::NotSent | Verdict::RateLimited | Verdict::Unknown => {}
             }
+        }
+    }
+}
+
+/// The failures in a row, and since when.
+#[derive(Debug)]
+struct Patience {
+    failures: u32,
+    since: Instant,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            failures: 0,
+            since: Instant::now(),
         }
     }
 }
@@ -384,20 +374,6 @@ async fn until(deadline: Option<Instant>) {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,
     }
-}
-
-/// Reads a result. Absent fields are defaults, and so are those that are null.
-fn parse(mut value: Value) -> Result<ExecuteCodeResult, Status> {
-    if let Value::Object(map) = &mut value {
-        map.retain(|_, value| !value.is_null());
-    }
-    serde_json::from_value(value).map_err(|error| {
-        Status::new(
-            Code::Internal,
-            Origin::Protocol,
-            format!("the result of execute_code cannot be read: {error}"),
-        )
-    })
 }
 
 /// `runtimes/{id}` of a session's full name.

@@ -16,10 +16,6 @@ use super::service::{Service, ServiceCall};
 /// One step of an execution.
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// The request is answered with an error instead of a stream.
-    Refuse(Status),
-    /// The request is not answered for this long.
-    Slow(Duration),
     /// Progress with this text.
     Say(&'static str),
     /// Nothing for this long.
@@ -169,37 +165,23 @@ impl Service for Fake {
         }))
     }
 
-    async fn execute_code(&self, call: &ExecuteCode) -> Result<FakeCall, Status> {
-        self.enter("execute_code", "")?;
-        let mut steps: VecDeque<Step> = self
-            .with(|script| {
+    fn execute_code(&self, call: &ExecuteCode) -> FakeCall {
+        let steps = match self.enter("execute_code", "") {
+            Err(status) => vec![Step::End(Err(status))],
+            Ok(()) => self.with(|script| {
                 script.calls.push(call.clone());
-                script.executions.pop_front()
-            })
-            .unwrap_or_else(|| {
-                let count = self.with(|script| {
+                script.executions.pop_front().unwrap_or_else(|| {
                     script.count += 1;
-                    script.count
-                });
-                vec![result(count, "")]
-            })
-            .into();
-        while let Some(step) = steps.pop_front() {
-            match step {
-                Step::Refuse(status) => return Err(status),
-                Step::Slow(time) => tokio::time::sleep(time).await,
-                other => {
-                    steps.push_front(other);
-                    break;
-                }
-            }
-        }
-        Ok(FakeCall {
+                    vec![result(script.count, "")]
+                })
+            }),
+        };
+        FakeCall {
             fake: self.clone(),
-            steps,
+            steps: steps.into(),
             cancelled: CancellationToken::new(),
             ended: false,
-        })
+        }
     }
 }
 
@@ -222,13 +204,13 @@ impl ServiceCall for FakeCall {
                         ..Progress::default()
                     }));
                 }
-                Step::Pause(time) | Step::Slow(time) => tokio::time::sleep(time).await,
+                Step::Pause(time) => tokio::time::sleep(time).await,
                 Step::UntilCancelled(time) => {
                     self.cancelled.cancelled().await;
                     tokio::time::sleep(time).await;
                 }
                 Step::Hang => std::future::pending().await,
-                Step::Refuse(status) | Step::End(Err(status)) => {
+                Step::End(Err(status)) => {
                     self.ended = true;
                     return Some(CallEvent::Finished(Err(status)));
                 }

@@ -8,27 +8,26 @@
 /// Code that runs `source` as a front-end's uncounted code: in the user's namespace, without a number of its own, and with its
 /// exception as the call's exception.
 pub fn uncounted(source: &str) -> String {
+    // The inner run shows the exception with the user's own frames; the outer one, by which the call fails, shows nothing.
     const RUN: &str = r#"
 def run(source):
     from IPython import get_ipython
     shell = get_ipython()
     if shell is None:
         raise RuntimeError("no IPython shell runs here")
-    shown = {name: shell.__dict__.get(name) for name in ("showtraceback", "showsyntaxerror", "showindentationerror")}
-    for name in shown:
-        setattr(shell, name, lambda *args, **kwargs: None)
-    try:
-        result = shell.run_cell(source, store_history=False)
-    finally:
-        for name, value in shown.items():
-            if value is None:
-                delattr(shell, name)
-            else:
-                setattr(shell, name, value)
-    return result.error_before_exec or result.error_in_exec
-error = run(SOURCE)
-if error is not None:
+    result = shell.run_cell(source, store_history=False)
+    error = result.error_before_exec or result.error_in_exec
+    if error is None:
+        return
+    own = shell.__dict__.get("showtraceback")
+    def shown_already(*args, **kwargs):
+        if own is None:
+            del shell.showtraceback
+        else:
+            shell.showtraceback = own
+    shell.showtraceback = shown_already
     raise error
+run(SOURCE)
 "#;
     wrapped(RUN, &[("SOURCE", literal(source))])
 }

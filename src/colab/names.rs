@@ -4,6 +4,7 @@
 //! service's own words, and a next step.
 
 use super::mcp::errors::{Code, Origin, Status};
+use super::retry;
 use crate::backend::{BackendError, ErrorName};
 
 /// What a failed call means for the code that it carried.
@@ -31,20 +32,18 @@ pub mod reason {
     pub const DENYLISTED: &str = "DENYLISTED";
 }
 
-/// How a failed call is to be taken.
+/// How a failed `execute_code` is to be taken, in the terms of the table of [`retry`].
 pub fn verdict(status: &Status) -> Verdict {
-    match (status.origin, status.code) {
-        (_, Code::Unauthenticated | Code::PermissionDenied) | (Origin::Credentials, _) => {
-            Verdict::Final
-        }
-        (Origin::Connect, _) => Verdict::NotSent,
-        (_, Code::ResourceExhausted) if has_reason(status, reason::USAGE_TIME) => Verdict::Final,
-        (_, Code::ResourceExhausted) => Verdict::RateLimited,
-        (Origin::Transport, _) | (_, Code::Unavailable | Code::DeadlineExceeded) => {
-            Verdict::Unknown
-        }
-        (_, Code::NotFound) => Verdict::NotFound,
-        _ => Verdict::Final,
+    if has_reason(status, reason::USAGE_TIME) {
+        return Verdict::Final;
+    }
+    match retry::verdict("execute_code", status) {
+        retry::Verdict::Reattach { .. } if status.origin == Origin::Connect => Verdict::NotSent,
+        retry::Verdict::Reattach { .. } => Verdict::Unknown,
+        retry::Verdict::Retry { .. } if status.origin == Origin::Credentials => Verdict::NotSent,
+        retry::Verdict::Retry { .. } => Verdict::RateLimited,
+        retry::Verdict::GiveUp if status.code == Code::NotFound => Verdict::NotFound,
+        retry::Verdict::GiveUp => Verdict::Final,
     }
 }
 
@@ -307,7 +306,9 @@ mod tests {
         let cases = [
             (Code::Unavailable, Origin::Connect, NotSent),
             (Code::Unavailable, Origin::Service, Unknown),
-            (Code::Internal, Origin::Transport, Unknown),
+            (Code::Unavailable, Origin::Transport, Unknown),
+            (Code::Internal, Origin::Service, Unknown),
+            (Code::Internal, Origin::Protocol, Final),
             (Code::DeadlineExceeded, Origin::Service, Unknown),
             (Code::ResourceExhausted, Origin::Service, RateLimited),
             (Code::NotFound, Origin::Service, NotFound),

@@ -53,7 +53,7 @@ pub async fn choose<S: Service>(
     waiting: Waiting<'_>,
 ) -> Result<Runtime, BackendError> {
     let mut running = waiting
-        .persist(|| service.list_runtimes())
+        .persist("list_runtimes", || service.list_runtimes())
         .await
         .map_err(|status| names::named(&status))?;
     running.retain(|runtime| Some(runtime.name.as_str()) != memory.avoid);
@@ -112,39 +112,38 @@ async fn create<S: Service>(
         .await;
     // The list of kinds is needed for how the service spells one; without it a plain machine can still be asked for.
     let specs = waiting
-        .persist(|| service.list_runtime_specs())
+        .persist("list_runtime_specs", || service.list_runtime_specs())
         .await
         .unwrap_or_default();
     let spec = wanted.spec(&specs)?;
+    let mut is_first = true;
     let created = waiting
-        .persist(|| service.create_runtime(&spec, memory.request_id))
+        .persist("create_runtime", || {
+            let looks_first = !std::mem::replace(&mut is_first, false);
+            create_once(service, &spec, running, memory.request_id, looks_first)
+        })
         .await;
-    match created {
-        Ok(runtime) if !runtime.name.is_empty() => Ok(runtime),
-        Ok(_) => find_new(service, running, waiting).await,
-        Err(status) => Err(refused(&status, wanted, running, &specs)),
-    }
+    created.map_err(|status| refused(&status, wanted, running, &specs))
 }
 
-/// The runtime that appeared since `before`, where `create_runtime` did not name it.
-async fn find_new<S: Service>(
+/// One attempt to create a runtime; after a failed one, what that has brought about is looked for first.
+async fn create_once<S: Service>(
     service: &S,
+    spec: &SpecKey,
     before: &[Runtime],
-    waiting: Waiting<'_>,
-) -> Result<Runtime, BackendError> {
-    let now = waiting
-        .persist(|| service.list_runtimes())
-        .await
-        .map_err(|status| names::named(&status))?;
-    now.into_iter()
-        .rev()
-        .find(|runtime| before.iter().all(|old| old.name != runtime.name))
-        .ok_or_else(|| {
-            BackendError::new(
-                ErrorName::ColabProtocolError,
-                "Colab accepted the request for a runtime but lists no new one. Run the cell again in a minute.",
-            )
-        })
+    request_id: &str,
+    looks_first: bool,
+) -> Result<Runtime, Status> {
+    if looks_first {
+        let mut now = service.list_runtimes().await?;
+        now.retain(|runtime| {
+            runtime.runtime_spec == *spec && before.iter().all(|old| old.name != runtime.name)
+        });
+        if let Some(runtime) = now.pop() {
+            return Ok(runtime);
+        }
+    }
+    service.create_runtime(spec, request_id).await
 }
 
 /// Why `create_runtime` was refused.

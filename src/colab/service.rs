@@ -8,8 +8,8 @@
 use std::future::Future;
 
 use super::api::{ExecuteCode, Runtime, RuntimeSpec, Session, SpecKey};
-use super::mcp::CallEvent;
 use super::mcp::errors::Status;
+use super::mcp::{Call, CallEvent, Client};
 
 /// Colab, as far as the backend is concerned.
 pub trait Service: Clone + Send + Sync + 'static {
@@ -48,11 +48,8 @@ pub trait Service: Clone + Send + Sync + 'static {
         parent: &str,
     ) -> impl Future<Output = Result<Vec<Session>, Status>> + Send;
 
-    /// `execute_code`. Returns when the service has taken the request.
-    fn execute_code(
-        &self,
-        call: &ExecuteCode,
-    ) -> impl Future<Output = Result<Self::Call, Status>> + Send;
+    /// `execute_code`. The call is sent by the first [`ServiceCall::next`].
+    fn execute_code(&self, call: &ExecuteCode) -> Self::Call;
 }
 
 /// An `execute_code` call in flight.
@@ -62,4 +59,51 @@ pub trait ServiceCall: Send + 'static {
 
     /// Posts `notifications/cancelled` for the call when awaited; independent of the call's own life.
     fn cancel(&self) -> impl Future<Output = Result<(), Status>> + Send + 'static;
+}
+
+impl Service for Client {
+    type Call = Call;
+
+    async fn list_runtimes(&self) -> Result<Vec<Runtime>, Status> {
+        Client::list_runtimes(self).await
+    }
+
+    async fn list_runtime_specs(&self) -> Result<Vec<RuntimeSpec>, Status> {
+        Client::list_runtime_specs(self).await
+    }
+
+    async fn get_runtime(&self, name: &str) -> Result<Runtime, Status> {
+        Client::get_runtime(self, name).await
+    }
+
+    async fn create_runtime(&self, spec: &SpecKey, request_id: &str) -> Result<Runtime, Status> {
+        Client::create_runtime(self, spec, request_id).await
+    }
+
+    async fn create_session(&self, parent: &str, session_id: &str) -> Result<Session, Status> {
+        Client::create_session(self, parent, session_id).await
+    }
+
+    async fn delete_session(&self, name: &str) -> Result<(), Status> {
+        Client::delete_session(self, name).await
+    }
+
+    async fn list_sessions(&self, parent: &str) -> Result<Vec<Session>, Status> {
+        Client::list_sessions(self, parent).await
+    }
+
+    fn execute_code(&self, call: &ExecuteCode) -> Call {
+        Client::execute_code(self, call)
+    }
+}
+
+impl ServiceCall for Call {
+    async fn next(&mut self) -> Option<CallEvent> {
+        Call::next(self).await
+    }
+
+    fn cancel(&self) -> impl Future<Output = Result<(), Status>> + Send + 'static {
+        let canceller = self.canceller();
+        async move { canceller.cancel("interrupted by the user").await }
+    }
 }

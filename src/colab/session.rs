@@ -7,37 +7,35 @@
 //! * Set-up code and the refusal of prompts are in place before the user's first cell of a session.
 //! * No lock is held across an await: the state is read and written in steps, and a dropped `execute` leaves it whole.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::api::Runtime;
 use super::cell::Run;
 use super::files::Files;
 use super::mcp::errors::Code;
-use super::names::{self, Verdict, verdict};
+use super::names;
 use super::progress::Shape;
+use super::retry;
 use super::runtime::{self, BackendSettings, Memory, RuntimeChoice};
 use super::service::Service;
-use super::waiting::{Backoff, Waiting};
+use super::waiting::Waiting;
 use crate::backend::{Backend, BackendError, Cell, EventSender, Outcome};
 
 /// How long a running cell may take to end at shutdown before its session is deleted all the same.
 const LAST_CELL: Duration = Duration::from_millis(500);
 /// How long the deletion of a session that is of no more use may take.
 const CLEANUP: Duration = Duration::from_secs(2);
-/// The pause before a deletion is tried again.
-const DELETE_AGAIN: Duration = Duration::from_millis(250);
 
 /// Runs cells on Colab.
 pub struct ColabBackend<S: Service> {
     pub(super) service: S,
     pub(super) settings: BackendSettings,
     pub(super) files: Files,
-    pub(super) reached: AtomicBool,
     state: Mutex<State>,
     /// Whether a cell runs.
     busy: watch::Sender<bool>,
@@ -122,7 +120,6 @@ impl<S: Service> ColabBackend<S> {
             service,
             settings,
             files: Files::new(),
-            reached: AtomicBool::new(false),
             state: Mutex::default(),
             busy: watch::Sender::new(false),
         }
@@ -161,7 +158,9 @@ impl<S: Service> ColabBackend<S> {
             let mut name = format!("{}/sessions/{id}", runtime.name);
             self.own(&name);
             let created = waiting
-                .persist(|| self.service.create_session(&runtime.name, &id))
+                .persist("create_session", || {
+                    self.service.create_session(&runtime.name, &id)
+                })
                 .await;
             let created = match created {
                 Ok(session) => {
@@ -174,7 +173,7 @@ impl<S: Service> ColabBackend<S> {
                 Err(status) if status.code == Code::AlreadyExists => true,
                 // `execute_code` creates a session that does not exist.
                 Err(status) if status.code == Code::Unimplemented => false,
-                Err(status) if verdict(&status) == Verdict::NotFound => {
+                Err(status) if status.code == Code::NotFound => {
                     self.forget_runtime(&runtime.name);
                     if avoid.is_some() || self.is_named() {
                         return Err(names::named(&status));
@@ -282,10 +281,7 @@ impl<S: Service> Backend for ColabBackend<S> {
         let running = Running::begin(self, cell.interrupt.clone());
         let run = Run {
             backend: self,
-            waiting: Waiting {
-                events: &events,
-                reached: &self.reached,
-            },
+            waiting: Waiting { events: &events },
             stop: &running.stop,
         };
         let outcome = run.cell(&cell).await?;
@@ -352,20 +348,20 @@ impl<S: Service> Drop for Running<'_, S> {
 
 /// Deletes a session; tries again while the service is only slow to take it.
 async fn delete<S: Service>(service: &S, name: &str) {
-    let mut backoff = Backoff::default();
-    for attempt in 0.. {
-        let Err(status) = service.delete_session(name).await else {
+    let started = Instant::now();
+    let mut failures = 0;
+    while let Err(status) = service.delete_session(name).await {
+        failures += 1;
+        let spent = started.elapsed();
+        // The longest jitter halves the wait: the process is about to end.
+        let delay = retry::next_wait("delete_session", &status, failures, spent, 1.0);
+        let Some(delay) = delay else {
+            if status.code != Code::NotFound {
+                tracing::warn!(%status, session = name, "a session could not be deleted");
+            }
             return;
         };
-        match verdict(&status) {
-            Verdict::NotFound => return,
-            Verdict::Final => {
-                tracing::warn!(%status, session = name, "a session could not be deleted");
-                return;
-            }
-            _ if attempt == 0 => tokio::time::sleep(DELETE_AGAIN).await,
-            _ => tokio::time::sleep(backoff.delay(&status)).await,
-        }
+        tokio::time::sleep(delay).await;
     }
 }
 

@@ -83,6 +83,9 @@ impl SocketGuard {
     }
 }
 
+#[cfg(unix)]
+const PREFIX: &str = "colab-kernel-wire-";
+
 /// A directory that only this user can enter. Unix socket paths are at most about 100 bytes long, so where the temporary
 /// directory's own path is long `/tmp` takes its place.
 #[cfg(unix)]
@@ -90,15 +93,45 @@ pub(super) fn private_directory() -> std::io::Result<TempDir> {
     use std::os::unix::fs::PermissionsExt;
 
     const LONGEST: usize = 60;
-    let mut builder = tempfile::Builder::new();
-    builder
-        .prefix("colab-kernel-")
-        .permissions(std::fs::Permissions::from_mode(0o700));
-    let usual = std::env::temp_dir();
-    if usual.as_os_str().len() > LONGEST {
-        return builder.tempdir_in("/tmp");
+    let mut parent = std::env::temp_dir();
+    if parent.as_os_str().len() > LONGEST {
+        parent = PathBuf::from("/tmp");
     }
-    builder.tempdir_in(usual)
+    tempfile::Builder::new()
+        .prefix(PREFIX)
+        .permissions(std::fs::Permissions::from_mode(0o700))
+        .tempdir_in(parent)
+}
+
+/// Removes the private directories of kernels that were killed: those beside `own` in which nobody listens at `socket`. Touches
+/// nothing but sockets and the directory they are in.
+#[cfg(unix)]
+pub(super) fn sweep(own: &Path, socket: &str) {
+    use std::io::ErrorKind;
+    use std::os::unix::fs::FileTypeExt;
+    use std::os::unix::net::UnixStream;
+
+    let entries = own.parent().and_then(|parent| parent.read_dir().ok());
+    for directory in entries.into_iter().flatten().flatten() {
+        let ours = directory
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(PREFIX));
+        let path = directory.path();
+        let dead = || {
+            UnixStream::connect(path.join(socket))
+                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        };
+        if !ours || !directory.file_type().is_ok_and(|kind| kind.is_dir()) || !dead() {
+            continue;
+        }
+        for file in path.read_dir().into_iter().flatten().flatten() {
+            if file.file_type().is_ok_and(|kind| kind.is_socket()) {
+                let _ = std::fs::remove_file(file.path());
+            }
+        }
+        let _ = std::fs::remove_dir(&path);
+    }
 }
 
 #[cfg(all(test, unix))]
@@ -133,5 +166,28 @@ mod tests {
         let guard = SocketGuard::new(Some(directory));
         guard.clone().close();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn directories_of_killed_kernels_are_swept_and_others_are_not() {
+        use std::os::unix::net::UnixListener;
+
+        let parent = tempfile::tempdir().unwrap();
+        let make = |name: &str| {
+            let path = parent.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        };
+        let own = make("colab-kernel-wire-own");
+        let living = make("colab-kernel-wire-living");
+        let _listener = UnixListener::bind(living.join("shell")).unwrap();
+        let starting = make("colab-kernel-wire-starting");
+        let dead = make("colab-kernel-wire-dead");
+        drop(UnixListener::bind(dead.join("shell")).unwrap());
+        let foreign = make("foreign");
+        drop(UnixListener::bind(foreign.join("shell")).unwrap());
+        sweep(&own, "shell");
+        let left = [&own, &living, &starting, &dead, &foreign].map(|path| path.exists());
+        assert_eq!(left, [true, true, true, false, true]);
     }
 }

@@ -10,7 +10,7 @@
 //! * shakes hands with the client itself, within [`HANDSHAKE_LIMIT`](super::zmtp::HANDSHAKE_LIMIT), and opens the inner
 //!   connection only then: what is not ZMTP never reaches the crate;
 //! * follows the frame headers of the client and closes its connection at one that announces more than [`FRAME_LIMIT`];
-//! * keeps ZMTP commands from the crate, which would close the connection at any that it does not know;
+//! * answers ZMTP heartbeats and keeps commands from the crate, which would close the connection at any that it does not know;
 //! * counts the whole messages that it has written to the client, so that a flush awaits the last reply.
 //!
 //! Where there are no unix sockets the inner connection is a loopback port of its own; other users of the machine can reach that
@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use zeromq::Socket;
 
@@ -37,6 +38,12 @@ const CLIENT_LIMITS: Limits = Limits {
     message: 4 * FRAME_LIMIT,
 };
 const CHUNK: usize = 64 * 1024;
+/// How long the handshake with the crate may take, which lies on this machine.
+const INNER_LIMIT: Duration = Duration::from_secs(1);
+/// A PING with its header and the longest context that RFC 37 allows. Longer commands are none that we answer.
+const PING_LIMIT: usize = 2 + 5 + 2 + 16;
+/// Heartbeats that may wait for their answer; a client sends the next one when the last is answered.
+const PONGS: usize = 8;
 
 #[cfg(unix)]
 type InnerStream = tokio::net::UnixStream;
@@ -128,33 +135,40 @@ impl Gate {
                 return;
             }
         };
-        let link = self.links.add(&peer.identity);
+        let link = self.links.enter(&peer.identity);
         let end = tokio::select! {
             end = self.pass(stream, &peer, &link) => end,
             () = link.closed() => Ok(()),
         };
-        self.links.remove(&link);
         if let Err(error) = end {
             tracing::debug!(socket = self.name, %error, "a client's connection was closed");
         }
     }
 
     async fn pass(&self, stream: Box<dyn Stream>, peer: &Peer, link: &Link) -> io::Result<()> {
+        // The crate cannot accept when the process is out of file descriptors, and spins until it can: give ours back soon.
+        let inner = tokio::time::timeout(INNER_LIMIT, self.open(peer, link));
+        let inner = inner.await.map_err(|_| io::ErrorKind::TimedOut)??;
+        let (from_client, to_client) = tokio::io::split(stream);
+        let (from_inner, to_inner) = inner.into_split();
+        let (pong_sender, pongs) = mpsc::channel(PONGS);
+        tokio::select! {
+            end = inward(from_client, to_inner, pong_sender) => end,
+            end = self.outward(from_inner, to_client, pongs, link) => end,
+        }
+    }
+
+    /// Opens the inner connection in the client's name.
+    async fn open(&self, peer: &Peer, link: &Link) -> io::Result<InnerStream> {
         let mut inner = self.inner.connect().await?;
         inner.write_all(&zmtp::greeting(self.role.minor)).await?;
         inner
             .write_all(&zmtp::ready(&peer.socket_type, &link.name()))
             .await?;
-        // The client has had both from us.
+        // The client has had both of these from us.
         zmtp::read_greeting(&mut inner).await?;
         zmtp::read_frame(&mut inner, CHUNK as u64).await?;
-
-        let (from_client, to_client) = tokio::io::split(stream);
-        let (from_inner, to_inner) = inner.into_split();
-        tokio::select! {
-            end = inward(from_client, to_inner) => end,
-            end = self.outward(from_inner, to_client, link) => end,
-        }
+        Ok(inner)
     }
 
     /// Passes what `zeromq` answers to the client, and counts it once it is written.
@@ -162,12 +176,19 @@ impl Gate {
         &self,
         mut from: impl AsyncRead + Unpin,
         mut to: impl AsyncWrite + Unpin,
+        mut pongs: mpsc::Receiver<Bytes>,
         link: &Link,
     ) -> io::Result<()> {
         let mut scanner = FrameScanner::new(Limits::NONE);
         let mut buffer = vec![0; CHUNK];
         loop {
-            let len = from.read(&mut buffer).await?;
+            let len = tokio::select! {
+                len = from.read(&mut buffer) => len?,
+                Some(pong) = pongs.recv(), if scanner.between_messages() => {
+                    self.within_limit(to.write_all(&pong)).await?;
+                    continue;
+                }
+            };
             if len == 0 {
                 return Ok(());
             }
@@ -198,9 +219,11 @@ impl Gate {
 async fn inward(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
+    pongs: mpsc::Sender<Bytes>,
 ) -> io::Result<()> {
     let mut scanner = FrameScanner::new(CLIENT_LIMITS);
     let mut buffer = vec![0; CHUNK];
+    let mut command = Vec::new();
     loop {
         let len = from.read(&mut buffer).await?;
         if len == 0 {
@@ -210,13 +233,30 @@ async fn inward(
         let mut at = 0;
         while at < len {
             let span = scanner.span(&buffer[at..len])?;
+            let end = at + span.len;
             if span.command {
                 to.write_all(&buffer[start..at]).await?;
-                start = at + span.len;
+                start = end;
+                let room = (PING_LIMIT + 1).saturating_sub(command.len());
+                command.extend_from_slice(&buffer[at..at + span.len.min(room)]);
+                if span.ends_frame {
+                    answer(&command, &pongs);
+                    command.clear();
+                }
             }
-            at += span.len;
+            at = end;
         }
         to.write_all(&buffer[start..len]).await?;
+    }
+}
+
+/// Answers a heartbeat; other commands mean nothing to us. `frame` begins with a header of two bytes.
+fn answer(frame: &[u8], pongs: &mpsc::Sender<Bytes>) {
+    if frame.len() <= PING_LIMIT
+        && let Some(pong) = frame.get(2..).and_then(zmtp::pong)
+    {
+        // One that waits for eight answers gets the next one later.
+        let _ = pongs.try_send(pong);
     }
 }
 

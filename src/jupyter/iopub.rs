@@ -33,6 +33,11 @@ const XPUB: Role = Role {
     minor: 1,
 };
 
+/// How long a subscriber may read nothing while others wait for the next message, and while nobody else does. A ZeroMQ client
+/// that works slowly through a full queue (1000 messages) does not read before it is half empty.
+const PATIENCE_OF_OTHERS: Duration = Duration::from_secs(1);
+const PATIENCE_ALONE: Duration = Duration::from_secs(10);
+
 /// Subscribers send topics and heartbeats only.
 const FRAME_LIMIT: u64 = 4096;
 
@@ -81,13 +86,15 @@ impl IoPub {
             // Progress between the look and the wait must not be missed.
             moved.as_mut().enable();
             let Some(until) = self.shared.deliver(&message) else {
-                return;
+                break;
             };
             tokio::select! {
                 () = moved => {}
                 () = tokio::time::sleep_until(until) => {}
             }
         }
+        // A publisher with much to say must let the writers write.
+        tokio::task::yield_now().await;
     }
 
     /// Waits until everything published so far has been written to the subscribers' sockets; those that are gone or stalled do
@@ -138,18 +145,14 @@ impl Shared {
             tracing::debug!(%error, "a connection was no subscriber's");
             return;
         }
-        let subscriber = Arc::new(Subscriber::new());
-        self.subscribers().push(subscriber.clone());
+        let entered = Entered::new(&self);
+        let subscriber = &entered.subscriber;
         let (reader, writer) = tokio::io::split(stream);
         let end = tokio::select! {
-            end = self.listen_to(&subscriber, reader) => end,
+            end = self.listen_to(subscriber, reader) => end,
             end = subscriber.write_to(writer, &self.moved) => end,
             () = subscriber.closed() => Ok(()),
         };
-        subscriber.leave();
-        self.subscribers()
-            .retain(|other| !Arc::ptr_eq(other, &subscriber));
-        self.moved.notify_waiters();
         if let Err(error) = end {
             tracing::debug!(%error, "a subscriber's connection ended");
         }
@@ -184,10 +187,8 @@ impl Shared {
                 self.subscribe(subscriber, topic);
             } else if let Some(topic) = after(b"\x06CANCEL") {
                 subscriber.cancel(&topic);
-            } else if let Some(ping) = after(b"\x04PING") {
-                // Two bytes of time to live, then a context to send back (RFC 37).
-                let context = ping.get(2..).unwrap_or_default();
-                subscriber.answer(zmtp::command(&[b"\x04PONG", context].concat()));
+            } else if let Some(pong) = zmtp::pong(body) {
+                subscriber.answer(pong);
             }
         } else if let Some(topic) = after(b"\x01") {
             self.subscribe(subscriber, topic);
@@ -207,9 +208,14 @@ impl Shared {
     fn deliver(&self, message: &Published) -> Option<Instant> {
         let subscribers = self.subscribers();
         let now = Instant::now();
+        let patience = if subscribers.iter().any(|other| other.keeps_up()) {
+            PATIENCE_OF_OTHERS
+        } else {
+            PATIENCE_ALONE
+        };
         let wait = subscribers
             .iter()
-            .filter_map(|subscriber| match subscriber.room(message, now) {
+            .filter_map(|subscriber| match subscriber.room(message, now, patience) {
                 Room::Free => None,
                 Room::Wait(until) => Some(until),
             })
@@ -256,5 +262,29 @@ impl Shared {
         self.subscribers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A subscriber's place in the list, which it leaves when this is dropped.
+struct Entered<'a> {
+    shared: &'a Shared,
+    subscriber: Arc<Subscriber>,
+}
+
+impl<'a> Entered<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        let subscriber = Arc::new(Subscriber::new());
+        shared.subscribers().push(subscriber.clone());
+        Self { shared, subscriber }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.subscriber.leave();
+        self.shared
+            .subscribers()
+            .retain(|other| !Arc::ptr_eq(other, &self.subscriber));
+        self.shared.moved.notify_waiters();
     }
 }

@@ -112,6 +112,27 @@ impl Link {
     }
 }
 
+/// A connection's place in the table, which it leaves when this is dropped.
+#[derive(Debug)]
+pub(super) struct Entered {
+    links: Arc<Links>,
+    link: Arc<Link>,
+}
+
+impl std::ops::Deref for Entered {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        &self.link
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.links.remove(&self.link);
+    }
+}
+
 /// All connections of one socket.
 #[derive(Debug, Default)]
 pub(super) struct Links(Mutex<Table>);
@@ -125,7 +146,14 @@ struct Table {
 
 impl Links {
     /// Enters a connection. One that had the same identity is closed.
-    pub(super) fn add(&self, identity: &Bytes) -> Arc<Link> {
+    pub(super) fn enter(self: &Arc<Self>, identity: &Bytes) -> Entered {
+        Entered {
+            links: self.clone(),
+            link: self.add(identity),
+        }
+    }
+
+    fn add(&self, identity: &Bytes) -> Arc<Link> {
         let mut table = self.table();
         table.last = table.last.wrapping_add(1);
         let number = table.last;
@@ -151,8 +179,7 @@ impl Links {
         link
     }
 
-    /// Takes a connection out.
-    pub(super) fn remove(&self, link: &Arc<Link>) {
+    fn remove(&self, link: &Arc<Link>) {
         link.close();
         let mut table = self.table();
         table.by_number.remove(&link.number);

@@ -52,7 +52,7 @@ impl Session {
     }
 
     /// The frames of a message, from the delimiter on.
-    pub(super) fn encode(&self, message: OutMessage) -> Vec<Bytes> {
+    pub(crate) fn encode(&self, message: OutMessage) -> Vec<Bytes> {
         let header = to_json(&OutHeader {
             msg_id: Uuid::new_v4().to_string(),
             msg_type: &message.msg_type,
@@ -76,7 +76,7 @@ impl Session {
     }
 
     /// Reads and verifies a message as it came from a socket, routing identities first.
-    pub(super) fn decode(&self, mut frames: Vec<Bytes>) -> Result<Request, Invalid> {
+    pub(crate) fn decode(&self, mut frames: Vec<Bytes>) -> Result<Request, Invalid> {
         let delimiter = frames
             .iter()
             .position(|frame| frame.as_ref() == DELIMITER)
@@ -108,7 +108,7 @@ impl Session {
 
 /// Why a message is dropped. Says nothing of what is in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Invalid {
+pub(crate) enum Invalid {
     #[error("it has no <IDS|MSG> delimiter")]
     NoDelimiter,
     #[error("it has too few frames")]

@@ -52,7 +52,7 @@ impl Scheme {
 
 /// Why a signature is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refused {
+pub(crate) enum Refused {
     #[error("it is not signed")]
     Unsigned,
     #[error("its signature is wrong")]

@@ -37,6 +37,8 @@ const REP: Role = Role {
     minor: 0,
 };
 
+const SHELL: &str = "shell";
+
 /// The heartbeat answers one client after the other, so none may keep the others waiting.
 const HEARTBEAT_WRITE_LIMIT: Duration = Duration::from_secs(1);
 
@@ -79,10 +81,11 @@ impl Sockets {
         let binder = Binder::new(info, session)?;
         // iopub first: a client must be able to subscribe before anything it asks for is published.
         let iopub = binder.iopub(info.iopub_port).await?;
-        let (shell, shell_out) = binder.router("shell", info.shell_port).await?;
+        let (shell, shell_out) = binder.router(SHELL, info.shell_port).await?;
         let (control, control_out) = binder.router("control", info.control_port).await?;
         let (stdin, stdin_out) = binder.router("stdin", info.stdin_port).await?;
         binder.heartbeat(info.hb_port).await?;
+        binder.sweep();
         Ok(Self {
             shell,
             control,
@@ -240,6 +243,15 @@ impl<'a> Binder<'a> {
             directory: std::path::PathBuf::new(),
             guard: SocketGuard::new(None),
         })
+    }
+
+    /// Clears up after kernels that were killed, beside the main work.
+    fn sweep(&self) {
+        #[cfg(unix)]
+        {
+            let own = self.directory.clone();
+            tokio::task::spawn_blocking(move || super::files::sweep(&own, SHELL));
+        }
     }
 
     async fn router(&self, name: &'static str, port: u16) -> Result<(Inbox, Outbox), BindError> {

@@ -1,12 +1,14 @@
 //! One iopub subscriber: what it wants, what waits for it, and what happens when it does not read.
 //!
-//! The policy, in one place. Two amounts of waiting bytes count: [`ROOM`] and, above it, [`LIMIT`].
+//! The policy, in one place:
 //!
-//! * A subscriber that reads, however slowly, gets everything: above `ROOM` the publisher waits with `stream` text, above
-//!   `LIMIT` with everything.
-//! * One that has read nothing for [`STALL`] while more than `ROOM` waits is *stalled* until it has read half of it. Nobody
-//!   waits for it. Text for it is dropped, and it is told how much when it reads again. All other messages (status, results,
-//!   displays, errors …) are still kept for it, up to `LIMIT`; beyond, it is disconnected, so that no message is missing unnoticed.
+//! * A subscriber that reads, however slowly, gets everything: with [`ROOM`] bytes waiting for it the publisher waits with
+//!   `stream` text, with [`LIMIT`] bytes with everything.
+//! * One that has read nothing for a while (the publisher says how long; see [`Room::Wait`]) when that point is reached is
+//!   *stalled* until it has read half of it. Nobody waits for it. Text for it is dropped, and it is told how much when it reads
+//!   again. All other messages (status, results, displays, errors …) are still kept for it, up to `LIMIT`; beyond, it is
+//!   disconnected, so that no message is missing unnoticed.
+//! * Messages are encoded once and shared: a thousand waiting messages cost the same for one subscriber as for ten.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -21,11 +23,13 @@ use tokio::time::Instant;
 use super::message::Parent;
 
 /// Bytes that may wait before text is held back.
-pub(super) const ROOM: usize = 8 * 1024 * 1024;
+pub(super) const ROOM: usize = 12 * 1024 * 1024;
 /// Bytes that may wait before everything is held back.
 pub(super) const LIMIT: usize = 32 * 1024 * 1024;
-/// How long a subscriber may read nothing while the publisher waits for it.
-pub(super) const STALL: Duration = Duration::from_millis(250);
+/// With fewer bytes waiting a subscriber keeps up.
+const BEHIND: usize = 4 * 1024 * 1024;
+/// How long the publisher waits at least before it calls somebody stalled: its writer may not have had its turn.
+const CHANCE: Duration = Duration::from_millis(50);
 
 const TOPICS: usize = 1000;
 const BATCH_MESSAGES: usize = 64;
@@ -46,7 +50,7 @@ pub(super) struct Published {
 pub(super) enum Room {
     /// Yes (or it need not be: nobody waits for this subscriber).
     Free,
-    /// Not before it reads; at the latest then it counts as stalled.
+    /// Not before it reads; if it has not by then, it counts as stalled.
     Wait(Instant),
 }
 
@@ -71,7 +75,10 @@ struct Queue {
     bytes: usize,
     pushed: u64,
     written: u64,
-    progress: Instant,
+    /// It is behind and has read nothing since.
+    behind: Option<Instant>,
+    /// The publisher waits for it, and it has read nothing since.
+    awaited: Option<Instant>,
     stalled: bool,
     lost: Option<Lost>,
     closed: bool,
@@ -86,7 +93,8 @@ impl Subscriber {
                 bytes: 0,
                 pushed: 0,
                 written: 0,
-                progress: Instant::now(),
+                behind: None,
+                awaited: None,
                 stalled: false,
                 lost: None,
                 closed: false,
@@ -130,14 +138,26 @@ impl Subscriber {
         }
     }
 
-    /// Whether the message can be taken now.
-    pub(super) fn room(&self, message: &Published, now: Instant) -> Room {
+    /// Whether it reads as fast as is published.
+    pub(super) fn keeps_up(&self) -> bool {
+        self.queue().bytes <= BEHIND
+    }
+
+    /// Whether the message can be taken now. `patience`: how long it may read nothing.
+    pub(super) fn room(&self, message: &Published, now: Instant, patience: Duration) -> Room {
         let mut queue = self.queue();
-        if !queue.wants(message) || queue.bytes <= queue.limit(message) || queue.is_stalled(now) {
-            Room::Free
-        } else {
-            Room::Wait(queue.progress + STALL)
+        if !queue.wants(message) || queue.bytes <= queue.limit(message) || queue.stalled {
+            return Room::Free;
         }
+        let behind = *queue.behind.get_or_insert(now);
+        let awaited = *queue.awaited.get_or_insert(now);
+        let until = (behind + patience).max(awaited + CHANCE);
+        if now < until {
+            return Room::Wait(until);
+        }
+        tracing::warn!("a subscriber has stopped reading; text for it is dropped");
+        queue.stalled = true;
+        Room::Free
     }
 
     /// Takes the message, or does with it what the policy says. Called when there is room for it.
@@ -227,7 +247,8 @@ impl Subscriber {
     fn progressed(&self, bytes: usize) {
         let mut queue = self.queue();
         queue.bytes = queue.bytes.saturating_sub(bytes);
-        queue.progress = Instant::now();
+        queue.behind = (queue.bytes > BEHIND).then(Instant::now);
+        queue.awaited = None;
         if queue.stalled && queue.bytes <= ROOM / 2 {
             queue.stalled = false;
         }
@@ -237,10 +258,10 @@ impl Subscriber {
         if queue.closed {
             return;
         }
-        if queue.bytes == 0 {
-            queue.progress = Instant::now();
-        }
         queue.bytes += wire.len();
+        if queue.bytes > BEHIND {
+            queue.behind.get_or_insert_with(Instant::now);
+        }
         queue.pushed += 1;
         queue.waiting.push_back(wire);
         self.filled.notify_one();
@@ -267,14 +288,6 @@ impl Queue {
 
     fn limit(&self, message: &Published) -> usize {
         if message.text { ROOM } else { LIMIT }
-    }
-
-    fn is_stalled(&mut self, now: Instant) -> bool {
-        if !self.stalled && now >= self.progress + STALL {
-            tracing::warn!("a subscriber has stopped reading; text for it is dropped");
-            self.stalled = true;
-        }
-        self.stalled
     }
 
     fn batch(&mut self) -> Vec<Bytes> {
@@ -333,9 +346,13 @@ mod tests {
         subscriber.take(&message(true, ROOM + 1));
         let text = message(true, 100);
         let now = Instant::now();
-        assert!(matches!(subscriber.room(&text, now), Room::Wait(_)));
-        assert_eq!(subscriber.room(&message(false, 1), now), Room::Free);
-        assert_eq!(subscriber.room(&text, now + STALL * 2), Room::Free);
+        let patience = Duration::from_secs(1);
+        let room = |message: &Published, now| subscriber.room(message, now, patience);
+        assert!(matches!(room(&text, now), Room::Wait(_)));
+        assert_eq!(room(&message(false, 1), now), Room::Free);
+        subscriber.progressed(1);
+        assert!(matches!(room(&text, now), Room::Wait(_)), "it reads");
+        assert_eq!(room(&text, now + patience * 2), Room::Free);
         subscriber.take(&text);
         subscriber.take(&message(false, 1));
         assert_eq!(
@@ -345,9 +362,21 @@ mod tests {
         );
         assert!(subscriber.take_lost().is_none(), "not while it is stalled");
         assert!(subscriber.settled(u64::MAX), "nobody waits for it");
-        subscriber.progressed(ROOM);
+        subscriber.progressed(ROOM - 1);
         assert_eq!(subscriber.take_lost().unwrap().bytes, 100);
         assert!(!subscriber.settled(3));
+    }
+
+    #[test]
+    fn a_publisher_that_was_busy_gives_the_writer_its_chance() {
+        let subscriber = subscribed("");
+        subscriber.take(&message(true, ROOM + 1));
+        let text = message(true, 100);
+        let late = Instant::now() + Duration::from_secs(60);
+        assert!(matches!(
+            subscriber.room(&text, late, CHANCE),
+            Room::Wait(_)
+        ));
     }
 
     #[test]
@@ -355,14 +384,10 @@ mod tests {
         let subscriber = subscribed("");
         subscriber.take(&message(false, LIMIT + 1));
         let status = message(false, 1);
-        assert!(matches!(
-            subscriber.room(&status, Instant::now()),
-            Room::Wait(_)
-        ));
-        assert_eq!(
-            subscriber.room(&status, Instant::now() + STALL * 2),
-            Room::Free
-        );
+        let now = Instant::now();
+        let room = |now| subscriber.room(&status, now, CHANCE);
+        assert!(matches!(room(now), Room::Wait(_)));
+        assert_eq!(room(now + CHANCE * 2), Room::Free);
         subscriber.take(&status);
         assert!(subscriber.queue().closed);
     }

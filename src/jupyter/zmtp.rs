@@ -121,6 +121,14 @@ pub(super) fn command(body: &[u8]) -> Bytes {
     frame.freeze()
 }
 
+/// The PONG that answers this command, if it is a PING: it brings back the context after the two bytes of time to live
+/// (RFC 37).
+pub(super) fn pong(command_body: &[u8]) -> Option<Bytes> {
+    let ping = command_body.strip_prefix(b"\x04PING")?;
+    let context = ping.get(2..).unwrap_or_default();
+    Some(command(&[b"\x04PONG", context].concat()))
+}
+
 /// The frames of a message, encoded.
 pub(super) fn message(frames: &[Bytes]) -> Bytes {
     let mut wire = BytesMut::with_capacity(wire_len(frames));
@@ -257,6 +265,7 @@ enum State {
 pub(super) struct Span {
     pub(super) len: usize,
     pub(super) command: bool,
+    pub(super) ends_frame: bool,
     pub(super) ends_message: bool,
 }
 
@@ -267,6 +276,11 @@ impl FrameScanner {
             state: State::Flags,
             weight: 0,
         }
+    }
+
+    /// Whether a command may be put in here: commands stand between messages.
+    pub(super) fn between_messages(&self) -> bool {
+        self.weight == 0 && matches!(self.state, State::Flags)
     }
 
     /// Reads on to the end of the current frame or of the input, whichever comes first.
@@ -291,6 +305,7 @@ impl FrameScanner {
                 return Ok(Span {
                     len,
                     command,
+                    ends_frame: true,
                     ends_message,
                 });
             }
@@ -363,6 +378,7 @@ impl Span {
         Self {
             len,
             command,
+            ends_frame: false,
             ends_message: false,
         }
     }

@@ -5,7 +5,10 @@
 mod backend;
 mod client;
 mod commands;
+mod commands_cli;
+mod demo;
 mod emulator;
 mod kernel;
 mod mcp_client;
+mod python_env;
 mod wire;

@@ -263,8 +263,11 @@ async fn handshake(http: &Http, version: &str) -> Result<Era, Trouble> {
             .and_then(|id| id.to_str().ok())
             .map(str::to_owned),
     };
-    exchange::tell(http, &era, "notifications/initialized", Map::new()).await?;
-    Ok(era)
+    match exchange::tell(http, &era, "notifications/initialized", Map::new()).await {
+        Err(trouble) if trouble.kind == TroubleKind::Failed => Err(trouble),
+        // A server that takes no notifications may still list its tools.
+        Ok(()) | Err(_) => Ok(era),
+    }
 }
 
 async fn list_tools(http: &Http, era: &Era) -> Result<HashMap<String, Tool>, Trouble> {
@@ -317,6 +320,8 @@ impl Trouble {
     /// Whether no other era can do better.
     fn ends_negotiation(&self) -> bool {
         match self.http {
+            // A server that wants a session may say so with the wrong status.
+            Some(400..=499) if self.is_lost_session() => return false,
             Some(401 | 403 | 407 | 429) => return true,
             Some(http) if http >= 500 && http != 501 => return true,
             Some(http) if (300..400).contains(&http) => return true,

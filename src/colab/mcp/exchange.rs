@@ -130,7 +130,7 @@ impl Trouble {
         match (self.http, self.kind) {
             (Some(404), TroubleKind::Unrecognised) => true,
             (Some(404), TroubleKind::Rpc(code)) => code != -32601,
-            (Some(400), TroubleKind::Rpc(_) | TroubleKind::Unrecognised) => {
+            (Some(400 | 401), TroubleKind::Rpc(_) | TroubleKind::Unrecognised) => {
                 self.status.message.to_ascii_lowercase().contains("session")
             }
             _ => false,

@@ -226,10 +226,16 @@ impl Found {
                 .filter_map(|key| object.get(key))
                 .find_map(proto_duration),
         };
-        // A canonical name on the outside is as good as one inside; the outer message is the one meant for people.
-        let own_code = own.code;
+        // The outer message is the one meant for people, unless only the inner object says what it is about: then the outer is
+        // the words of a layer that did not know ("Internal error").
+        let (own_code, own_message) = (own.code, own.message.clone());
+        let message = if own_code.is_none() && found.code.is_some() {
+            found.message.take().or(own_message)
+        } else {
+            own_message.or(found.message.take())
+        };
         let mut all = Self {
-            message: own.message.clone().or(found.message.take()),
+            message,
             ..found.or(own)
         };
         if named.is_some() {
@@ -248,6 +254,9 @@ impl Found {
         };
         found.code = found.code.or_else(|| words::code_in(trimmed));
         found.reason = found.reason.or_else(|| words::reason_in(trimmed));
+        if found.code.is_none() && found.reason.as_deref().is_some_and(words::is_precondition) {
+            found.code = Some(Code::FailedPrecondition);
+        }
         if found.message.is_none() && !trimmed.is_empty() {
             found.message = Some(words::readable(trimmed));
         }

@@ -48,14 +48,20 @@ pub(crate) fn without_code(message: &str, code: Code) -> &str {
     if rest.is_empty() { message } else { rest }
 }
 
+/// Reasons of `FAILED_PRECONDITION` that the vendor's own client looks for.
+const PRECONDITIONS: [&str; 3] = [
+    "TOO_MANY_ACTIVE_RUNTIMES",
+    "DENYLISTED",
+    "QUOTA_EXCEEDED_USAGE_TIME",
+];
+
+/// Whether a reason goes with `FAILED_PRECONDITION`.
+pub(crate) fn is_precondition(reason: &str) -> bool {
+    PRECONDITIONS.contains(&reason)
+}
+
 /// `reason: SOME_REASON`, or one of the reasons that the vendor's own client looks for.
 pub(crate) fn reason_in(text: &str) -> Option<String> {
-    const KNOWN: [&str; 4] = [
-        "TOO_MANY_ACTIVE_RUNTIMES",
-        "DENYLISTED",
-        "QUOTA_EXCEEDED_USAGE_TIME",
-        "SERVICE_DISABLED",
-    ];
     let named = ["reason: ", "reason=", "reason = "]
         .into_iter()
         .filter_map(|key| after(text, key))
@@ -68,7 +74,7 @@ pub(crate) fn reason_in(text: &str) -> Option<String> {
         .or_else(|| {
             word_spans(text)
                 .map(|(_, word)| word)
-                .find(|word| KNOWN.contains(word))
+                .find(|word| is_precondition(word))
         })
         .map(str::to_owned)
 }

@@ -168,6 +168,33 @@ async fn a_client_that_shook_hands_may_stay_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn zmtp_heartbeats_are_answered_on_every_port() {
+    within(async {
+        let parrot = Parrot::start(Transport::Tcp).await;
+        for socket in SOCKETS {
+            let socket_type = match socket {
+                "iopub" => "SUB",
+                "heartbeat" => "REQ",
+                _ => "DEALER",
+            };
+            let mut peer = Peer::connect(&parrot.endpoint(socket), socket_type, "").await;
+            for context in ["", "context", "sixteen bytes :)"] {
+                peer.command(format!("\x04PING\0\x05{context}").as_bytes())
+                    .await;
+                let pong = peer.frame().await.unwrap();
+                assert_eq!(pong.flags & 4, 4, "{socket}");
+                assert_eq!(pong.body, format!("\x04PONG{context}").as_bytes());
+            }
+            if socket == "shell" {
+                peer.send(&request("x_request", "{}")).await;
+                assert_eq!(peer.message().await.unwrap().msg_type(), "x_reply");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_messages_are_dropped_and_the_next_good_one_is_served() {
     within(async {
         let mut parrot = Parrot::start(Transport::Tcp).await;

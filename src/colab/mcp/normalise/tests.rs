@@ -233,3 +233,21 @@ fn a_challenge_names_the_reason() {
         Some("insufficient_scope")
     );
 }
+
+#[test]
+fn a_layer_that_does_not_know_does_not_hide_the_words_of_the_one_that_does() {
+    let data = json!({"error": {"code": 404, "status": "NOT_FOUND", "message": "no such runtime"}});
+    let status = from_rpc(&json!({"code": -32603, "message": "Internal error", "data": data}));
+    assert_eq!(
+        (status.code, status.message.as_str()),
+        (Code::NotFound, "no such runtime")
+    );
+}
+
+#[test]
+fn a_known_reason_alone_is_a_failed_precondition() {
+    let status = from_tool(&json!({"isError": true, "content": [
+        {"type": "text", "text": "create_runtime failed: TOO_MANY_ACTIVE_RUNTIMES"}]}));
+    assert_eq!(status.code, Code::FailedPrecondition);
+    assert_eq!(status.reason.as_deref(), Some("TOO_MANY_ACTIVE_RUNTIMES"));
+}
