@@ -51,8 +51,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     println!("export COLAB_KERNEL_ENDPOINT={}", emulator.endpoint());
     println!("export COLAB_KERNEL_TOKEN=local");
     println!();
-    println!("Set both in another terminal, then open a notebook there with the kernel \"Colab (remote)\".");
-    println!("Any token will do; each names an account of its own. Ctrl-C ends the emulator and its runtimes.");
+    println!(
+        "Set both in another terminal, then open a notebook there with the kernel \"Colab (remote)\"."
+    );
+    println!(
+        "Any token will do; each names an account of its own. Ctrl-C ends the emulator and its runtimes."
+    );
     stop_signal()?.await;
     eprintln!("Ending the runtimes");
     emulator.shutdown().await;

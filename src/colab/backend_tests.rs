@@ -110,16 +110,18 @@ async fn interrupted(
     entry: &str,
     after: Duration,
 ) -> (Ran, Duration) {
+    let endless = cell("while True: pass");
+    let interrupt = endless.interrupt.clone();
     let runner = {
         let backend = backend.clone();
-        tokio::spawn(async move { run(&backend, cell("while True: pass")).await })
+        tokio::spawn(async move { run(&backend, endless).await })
     };
     while fake.count_of(entry) == 0 {
         tokio::task::yield_now().await;
     }
     tokio::time::sleep(after).await;
     let since = Instant::now();
-    backend.interrupt();
+    interrupt.cancel();
     let ran = runner.await.unwrap();
     (ran, since.elapsed())
 }

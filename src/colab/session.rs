@@ -278,7 +278,7 @@ impl<S: Service> Backend for ColabBackend<S> {
         if cell.silent || !(cell.store_history || self.has_session()) {
             return Ok(idle);
         }
-        let running = Running::begin(self);
+        let running = Running::begin(self, cell.interrupt.clone());
         let run = Run {
             backend: self,
             waiting: Waiting { events: &events },
@@ -289,12 +289,6 @@ impl<S: Service> Backend for ColabBackend<S> {
             user_expressions: idle.user_expressions,
             ..outcome
         })
-    }
-
-    fn interrupt(&self) {
-        if let Some(stop) = &self.state().stop {
-            stop.cancel();
-        }
     }
 
     fn has_session(&self) -> bool {
@@ -316,7 +310,9 @@ impl<S: Service> Backend for ColabBackend<S> {
     }
 
     async fn shutdown(&self) {
-        self.interrupt();
+        if let Some(stop) = &self.state().stop {
+            stop.cancel();
+        }
         let mut busy = self.busy.subscribe();
         let _ = tokio::time::timeout(LAST_CELL, busy.wait_for(|busy| !busy)).await;
         let owned = {
@@ -336,8 +332,7 @@ struct Running<'a, S: Service> {
 }
 
 impl<'a, S: Service> Running<'a, S> {
-    fn begin(backend: &'a ColabBackend<S>) -> Self {
-        let stop = CancellationToken::new();
+    fn begin(backend: &'a ColabBackend<S>, stop: CancellationToken) -> Self {
         backend.state().stop = Some(stop.clone());
         backend.busy.send_replace(true);
         Self { backend, stop }

@@ -83,7 +83,11 @@ pub(super) async fn run(
     let mut outputs = Outputs::default();
     let id = &execution.message_id;
     let allow_stdin = quirks.stdin == Stdin::Hang;
-    if client.execute(id, &execution.code, allow_stdin).await.is_err() {
+    if client
+        .execute(id, &execution.code, allow_stdin)
+        .await
+        .is_err()
+    {
         return Ending::KernelDied(outputs);
     }
     let (mut replied, mut idle, mut lost) = (false, false, 0);
@@ -101,7 +105,11 @@ pub(super) async fn run(
                 let reply: Reply = message.read();
                 if reply.status == "aborted" {
                     // A cell that failed aborts what is queued at that moment, also the first request after it.
-                    if client.execute(id, &execution.code, allow_stdin).await.is_err() {
+                    if client
+                        .execute(id, &execution.code, allow_stdin)
+                        .await
+                        .is_err()
+                    {
                         return Ending::KernelDied(outputs);
                     }
                     idle = false;

@@ -178,7 +178,10 @@ fn check_modern(
         return Err(refusal(StatusCode::BAD_REQUEST, id, -32602, &message));
     }
     if header(headers, "mcp-method") != Some(method) {
-        return Err(mismatch(id, "Mcp-Method is missing or differs from the method"));
+        return Err(mismatch(
+            id,
+            "Mcp-Method is missing or differs from the method",
+        ));
     }
     if method == "tools/call" {
         let name = header(headers, "mcp-name").map(decode_header);

@@ -78,6 +78,11 @@ def end(server, directory):
         if not os.path.exists(directory):
             break
         time.sleep(0.05)
+    try:
+        # The last runtime of an emulator that was killed removes its directory too.
+        os.rmdir(os.path.dirname(directory))
+    except OSError:
+        pass
     os._exit(0)
 
 

@@ -65,7 +65,10 @@ impl Service {
     }
 
     fn account(&self, key: &str) -> Arc<Account> {
-        locked(&self.accounts).entry(key.to_owned()).or_default().clone()
+        locked(&self.accounts)
+            .entry(key.to_owned())
+            .or_default()
+            .clone()
     }
 }
 
@@ -86,7 +89,9 @@ struct Caller(String);
 /// Any non-empty bearer token is good and names an account. Pages of other sites are refused (DNS rebinding).
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let headers = request.headers();
-    let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+    let origin = headers
+        .get(header::ORIGIN)
+        .and_then(|origin| origin.to_str().ok());
     if origin.is_some_and(|origin| !is_loopback(origin)) {
         return StatusCode::FORBIDDEN.into_response();
     }
@@ -110,7 +115,9 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
         }});
         let mut response = (StatusCode::UNAUTHORIZED, axum::Json(body)).into_response();
         let challenge = HeaderValue::from_static("Bearer realm=\"local Colab\"");
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        response
+            .headers_mut()
+            .insert(header::WWW_AUTHENTICATE, challenge);
         return response;
     };
     let hash = Sha256::digest(token.as_bytes());
@@ -135,7 +142,9 @@ async fn operation(
     axum::Extension(caller): axum::Extension<Caller>,
 ) -> Response {
     let account = service.account(&caller.0);
-    let (id, wait) = id.strip_suffix(":wait").map_or((id.as_str(), false), |id| (id, true));
+    let (id, wait) = id
+        .strip_suffix(":wait")
+        .map_or((id.as_str(), false), |id| (id, true));
     let name = format!("operations/{id}");
     let Some(operation) = account.operation(&name) else {
         let failure = Failure::not_found(&name);
@@ -156,7 +165,9 @@ async fn endpoint(
     body: Bytes,
 ) -> Response {
     if method == axum::http::Method::DELETE {
-        let session = headers.get("mcp-session-id").and_then(|id| id.to_str().ok());
+        let session = headers
+            .get("mcp-session-id")
+            .and_then(|id| id.to_str().ok());
         return match session {
             Some(id) if service.sessions.close(id) => StatusCode::NO_CONTENT.into_response(),
             Some(_) => StatusCode::NOT_FOUND.into_response(),
@@ -172,11 +183,23 @@ async fn endpoint(
     };
     let message: Value = match serde_json::from_slice(&body) {
         Ok(message) => message,
-        Err(_) => return refuse(eras::refusal(StatusCode::BAD_REQUEST, &Value::Null, -32700, "Parse error")),
+        Err(_) => {
+            return refuse(eras::refusal(
+                StatusCode::BAD_REQUEST,
+                &Value::Null,
+                -32700,
+                "Parse error",
+            ));
+        }
     };
     let is_message = message["jsonrpc"] == "2.0" && message["method"].is_string();
     if !is_message {
-        return refuse(eras::refusal(StatusCode::BAD_REQUEST, &Value::Null, -32600, "Invalid request"));
+        return refuse(eras::refusal(
+            StatusCode::BAD_REQUEST,
+            &Value::Null,
+            -32600,
+            "Invalid request",
+        ));
     }
     match eras::judge(service.quirks().era, &service.sessions, &headers, &message) {
         Err(refusal) => refuse(refusal),
@@ -207,7 +230,9 @@ enum Wants {
 
 impl Wants {
     fn of(headers: &HeaderMap) -> Option<Self> {
-        let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        let accept = headers
+            .get(header::ACCEPT)
+            .and_then(|accept| accept.to_str().ok());
         let accept = accept.unwrap_or("*/*");
         let json = accept.contains("application/json") || accept.contains("*/*");
         match (json, accept.contains("text/event-stream")) {
@@ -277,7 +302,11 @@ impl Exchange {
             "tools/call" => self.call_tool(params).await,
             _ => {
                 let (status, body) = eras::method_not_found(&self.id, method);
-                let status = if self.era == Era::Modern { status } else { StatusCode::OK };
+                let status = if self.era == Era::Modern {
+                    status
+                } else {
+                    StatusCode::OK
+                };
                 refuse((status, body))
             }
         }
@@ -285,7 +314,11 @@ impl Exchange {
 
     fn initialize(&self, params: &Value) -> Response {
         let asked = params["protocolVersion"].as_str().unwrap_or_default();
-        let version = if eras::LEGACY.contains(&asked) { asked } else { eras::LEGACY[0] };
+        let version = if eras::LEGACY.contains(&asked) {
+            asked
+        } else {
+            eras::LEGACY[0]
+        };
         let mut response = self.reply(json!({
             "protocolVersion": version,
             "capabilities": {"tools": {}},
@@ -444,7 +477,11 @@ impl Exchange {
     }
 
     fn rpc_failure(&self, failure: &Failure) -> Value {
-        let code = if failure.code == Code::InvalidArgument { -32602 } else { -32000 };
+        let code = if failure.code == Code::InvalidArgument {
+            -32602
+        } else {
+            -32000
+        };
         json!({"jsonrpc": "2.0", "id": self.id, "error": {
             "code": code,
             "message": failure.message,

@@ -71,7 +71,9 @@ pub struct EmulatorConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum EmulatorError {
     /// The port is taken.
-    #[error("Cannot listen on 127.0.0.1:{port}: {source}. Choose another one with --port, or 0 for any free one")]
+    #[error(
+        "Cannot listen on 127.0.0.1:{port}: {source}. Choose another one with --port, or 0 for any free one"
+    )]
     Bind {
         /// The port asked for.
         port: u16,
@@ -113,16 +115,21 @@ impl Emulator {
             port: config.port,
             source,
         })?;
-        let port = listener.local_addr().map_err(EmulatorError::Address)?.port();
+        let port = listener
+            .local_addr()
+            .map_err(EmulatorError::Address)?
+            .port();
         let progress = config
             .progress
             .unwrap_or_else(|| Arc::new(|line| tracing::info!("{line}")));
         let python = python::resolve(&config.python, config.quirks.kernels, &progress).await?;
 
         let mut builder = tempfile::Builder::new();
-        builder.prefix("colab-kernel-");
+        builder.prefix("colab-emulator-");
         let directory = match &config.runtimes_dir {
-            Some(parent) => std::fs::create_dir_all(parent).and_then(|()| builder.tempdir_in(parent)),
+            Some(parent) => {
+                std::fs::create_dir_all(parent).and_then(|()| builder.tempdir_in(parent))
+            }
             None => builder.tempdir(),
         };
         let directory = directory.map_err(EmulatorError::Directory)?;
@@ -176,7 +183,10 @@ impl Emulator {
     fn end(&self) -> Vec<Arc<runtimes::Runtime>> {
         self.server.abort();
         let accounts = self.service.accounts();
-        let runtimes: Vec<_> = accounts.iter().flat_map(|account| account.close()).collect();
+        let runtimes: Vec<_> = accounts
+            .iter()
+            .flat_map(|account| account.close())
+            .collect();
         for runtime in &runtimes {
             runtime.end();
         }

@@ -34,7 +34,9 @@ struct Proxy {
 async fn forward(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let token = parts.headers.get(TOKEN_HEADER);
-    let token = token.and_then(|token| token.to_str().ok()).unwrap_or_default();
+    let token = token
+        .and_then(|token| token.to_str().ok())
+        .unwrap_or_default();
     if !proxy.runtime.takes(token) {
         return (StatusCode::NOT_FOUND, "Not found\n").into_response();
     }
@@ -43,9 +45,17 @@ async fn forward(State(proxy): State<Arc<Proxy>>, request: Request) -> Response 
     }
 
     let server = &proxy.runtime.server;
-    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+    let target = parts
+        .uri
+        .path_and_query()
+        .map_or("/", |target| target.as_str());
     let mut headers = end_to_end(&parts.headers);
-    for name in [header::HOST, header::AUTHORIZATION, header::ORIGIN, header::REFERER] {
+    for name in [
+        header::HOST,
+        header::AUTHORIZATION,
+        header::ORIGIN,
+        header::REFERER,
+    ] {
         headers.remove(name);
     }
     headers.remove(TOKEN_HEADER);

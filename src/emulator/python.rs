@@ -54,7 +54,9 @@ pub enum PythonError {
     )]
     Missing,
     /// The interpreter that the user named cannot be used.
-    #[error("{path} cannot run Jupyter: {cause}\nInstall what is missing: {path} -m pip install jupyter_server ipykernel")]
+    #[error(
+        "{path} cannot run Jupyter: {cause}\nInstall what is missing: {path} -m pip install jupyter_server ipykernel"
+    )]
     Unusable {
         /// The interpreter.
         path: String,
@@ -82,7 +84,9 @@ pub enum PythonError {
     )]
     Install(String),
     /// The cache directory cannot be used.
-    #[error("Cannot use the cache directory {path}: {source}\nSet {CACHE_DIR_VARIABLE} to a directory that can be written")]
+    #[error(
+        "Cannot use the cache directory {path}: {source}\nSet {CACHE_DIR_VARIABLE} to a directory that can be written"
+    )]
     Cache {
         /// The directory.
         path: String,
@@ -238,15 +242,14 @@ async fn managed(
             tracing::debug!(python, minor, "not a Python for Colab's versions");
         }
     }
-    progress("Colab's package versions do not install on this Python; the newest ones are used instead");
+    progress(
+        "Colab's package versions do not install on this Python; the newest ones are used instead",
+    );
     prepare(&newest, progress).await
 }
 
 /// Makes the environment where it is missing, one process at a time.
-async fn prepare(
-    environment: &Environment,
-    progress: &ProgressFn,
-) -> Result<Python, PythonError> {
+async fn prepare(environment: &Environment, progress: &ProgressFn) -> Result<Python, PythonError> {
     if environment.is_usable().await {
         return Ok(environment.ready());
     }
@@ -331,7 +334,7 @@ async fn make(environment: &Environment, progress: &ProgressFn) -> Result<(), Py
         .args(["-c", imports])
         .env("MPLCONFIGDIR", environment.matplotlib()))
     .await
-        .map_err(PythonError::Install)?;
+    .map_err(PythonError::Install)?;
     tokio::fs::write(environment.marker(), "")
         .await
         .map_err(failed)?;
@@ -393,7 +396,10 @@ fn last_line(text: &[u8]) -> String {
 async fn find_python() -> Result<(String, u32), PythonError> {
     for name in ["python3", "python"] {
         let output = Command::new(name)
-            .args(["-c", "import sys; print(sys.executable); print(*sys.version_info[:2])"])
+            .args([
+                "-c",
+                "import sys; print(sys.executable); print(*sys.version_info[:2])",
+            ])
             .stdin(Stdio::null())
             .output()
             .await;
@@ -403,7 +409,10 @@ async fn find_python() -> Result<(String, u32), PythonError> {
         let (Some(path), Some(version)) = (lines.next(), lines.next()) else {
             continue;
         };
-        if let Some(minor) = version.strip_prefix("3 ").and_then(|minor| minor.parse().ok()) {
+        if let Some(minor) = version
+            .strip_prefix("3 ")
+            .and_then(|minor| minor.parse().ok())
+        {
             return Ok((path.to_owned(), minor));
         }
     }
@@ -417,9 +426,15 @@ mod tests {
     #[test]
     fn an_unreachable_index_is_told_from_a_package_that_does_not_install() {
         let offline = "WARNING: Retrying\nERROR: No matching distribution found for x==1 (from versions: none)";
-        assert!(matches!(pip_error(offline.to_owned()), PythonError::Network(_)));
+        assert!(matches!(
+            pip_error(offline.to_owned()),
+            PythonError::Network(_)
+        ));
         let refused = "ERROR: Could not find a version that satisfies the requirement numpy==2.1.3 (from versions: 1.0)\nERROR: No matching distribution found";
-        assert!(matches!(pip_error(refused.to_owned()), PythonError::Install(_)));
+        assert!(matches!(
+            pip_error(refused.to_owned()),
+            PythonError::Install(_)
+        ));
     }
 
     #[test]
@@ -439,6 +454,10 @@ mod tests {
         let error = resolve(&choice, Kernels::Colab, &quiet)
             .await
             .expect_err("there is no such interpreter");
-        assert!(error.to_string().contains("pip install jupyter_server ipykernel"));
+        assert!(
+            error
+                .to_string()
+                .contains("pip install jupyter_server ipykernel")
+        );
     }
 }

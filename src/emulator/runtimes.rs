@@ -175,7 +175,9 @@ impl Account {
             return Err(Failure::new(
                 Code::FailedPrecondition,
                 "TOO_MANY_ACTIVE_RUNTIMES",
-                format!("The account has {limit} active runtimes, which is the limit; delete one first"),
+                format!(
+                    "The account has {limit} active runtimes, which is the limit; delete one first"
+                ),
             )
             .with("limit", limit.to_string()));
         }
@@ -235,15 +237,20 @@ impl Runtime {
     ) -> Result<Arc<Self>, Failure> {
         tokio::time::sleep(workshop.quirks.boot).await;
         let unavailable = |error: std::io::Error| {
-            Failure::new(Code::Internal, "INTERNAL", format!("No port is free: {error}"))
+            Failure::new(
+                Code::Internal,
+                "INTERNAL",
+                format!("No port is free: {error}"),
+            )
         };
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(unavailable)?;
+        let listener = TcpListener::bind(("127.0.0.1", 0))
+            .await
+            .map_err(unavailable)?;
         let address = listener.local_addr().map_err(unavailable)?;
         // Not the id: the same id may be created again while the earlier one's directory is being removed.
-        let directory = workshop
-            .directory
-            .join(Uuid::new_v4().simple().to_string());
-        let server = JupyterServer::start(&workshop.python, directory, workshop.http.clone()).await?;
+        let directory = workshop.directory.join(Uuid::new_v4().simple().to_string());
+        let server =
+            JupyterServer::start(&workshop.python, directory, workshop.http.clone()).await?;
         let runtime = Arc::new(Self {
             id,
             spec,
@@ -411,7 +418,17 @@ mod tests {
             assert!(check_session_id(good).is_ok(), "{good}");
         }
         let longer = "a".repeat(64);
-        for bad in ["", "1a", "-a", "a-", "A", "a_b", "ä", "a b", longer.as_str()] {
+        for bad in [
+            "",
+            "1a",
+            "-a",
+            "a-",
+            "A",
+            "a_b",
+            "ä",
+            "a b",
+            longer.as_str(),
+        ] {
             assert!(check_session_id(bad).is_err(), "{bad}");
         }
     }
@@ -421,9 +438,15 @@ mod tests {
         let account = Account::default();
         assert!(account.count_call(Some(2)).is_ok());
         assert!(account.count_call(Some(2)).is_ok());
-        let refused = account.count_call(Some(2)).expect_err("the third call of a second");
+        let refused = account
+            .count_call(Some(2))
+            .expect_err("the third call of a second");
         assert_eq!(refused.code, Code::ResourceExhausted);
-        assert!(refused.retry_after.is_some_and(|after| after <= Duration::from_secs(1)));
+        assert!(
+            refused
+                .retry_after
+                .is_some_and(|after| after <= Duration::from_secs(1))
+        );
         assert!(account.count_call(None).is_ok());
     }
 }

@@ -82,7 +82,9 @@ fn check_object(schema: &Value, object: &Map<String, Value>) -> Result<(), Failu
             _ => return Err(Failure::invalid(format!("Unknown argument: {name}"))),
         };
         if !fits {
-            return Err(Failure::invalid(format!("The argument {name} is of the wrong type")));
+            return Err(Failure::invalid(format!(
+                "The argument {name} is of the wrong type"
+            )));
         }
         // The fields of a runtime spec are checked with the specs.
         if let (Value::Object(inner), true) = (value, property["properties"].is_object()) {
@@ -226,7 +228,6 @@ fn create_runtime_input(arguments: CreateArguments) -> Value {
         ),
     }
 }
-
 
 fn spec_key() -> Value {
     object(

@@ -89,7 +89,10 @@ impl JupyterServer {
         };
         let Some(port) = port else {
             let log = tokio::fs::read_to_string(private.join("server.log")).await;
-            tracing::error!(log = log.unwrap_or_default(), "the Jupyter Server did not start");
+            tracing::error!(
+                log = log.unwrap_or_default(),
+                "the Jupyter Server did not start"
+            );
             return Err(internal("The runtime's Jupyter Server did not start"));
         };
         Ok(Arc::new(Self {
@@ -131,8 +134,13 @@ impl JupyterServer {
 
     /// All sessions, whoever opened them.
     pub async fn sessions(&self) -> Result<Vec<JupyterSession>, Failure> {
-        let response = self.call(reqwest::Method::GET, "/api/sessions", None).await?;
-        response.json().await.map_err(|error| internal(error.to_string()))
+        let response = self
+            .call(reqwest::Method::GET, "/api/sessions", None)
+            .await?;
+        response
+            .json()
+            .await
+            .map_err(|error| internal(error.to_string()))
     }
 
     /// Opens a session and starts its kernel in `/content`.
@@ -146,7 +154,10 @@ impl JupyterServer {
         let response = self
             .call(reqwest::Method::POST, "/api/sessions", Some(body))
             .await?;
-        response.json().await.map_err(|error| internal(error.to_string()))
+        response
+            .json()
+            .await
+            .map_err(|error| internal(error.to_string()))
     }
 
     /// Ends a session with its kernel. One that is gone already is no failure.
@@ -272,7 +283,10 @@ fn spawn(python: &Python, directory: &Path, token: &str) -> std::io::Result<Chil
         .env("JUPYTER_RUNTIME_DIR", private.join("runtime"))
         .env("JUPYTER_TOKEN", token)
         .env("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        .env("MPLCONFIGDIR", matplotlib.unwrap_or_else(|| private.join("matplotlib")))
+        .env(
+            "MPLCONFIGDIR",
+            matplotlib.unwrap_or_else(|| private.join("matplotlib")),
+        )
         .env("PATH", search_path(&python.path));
     command.spawn()
 }
@@ -321,7 +335,10 @@ async fn find_port(runtime_directory: &Path) -> Option<u16> {
                 let Ok(info) = serde_json::from_slice::<Info>(&text) else {
                     continue;
                 };
-                if tokio::net::TcpStream::connect(("127.0.0.1", info.port)).await.is_ok() {
+                if tokio::net::TcpStream::connect(("127.0.0.1", info.port))
+                    .await
+                    .is_ok()
+                {
                     return Some(info.port);
                 }
             }

@@ -98,7 +98,10 @@ impl Session {
         let (server, kernel) = (self.server.clone(), self.jupyter.kernel.id.clone());
         tokio::spawn(async move {
             if let Err(failure) = server.interrupt(&kernel).await {
-                tracing::debug!(message = failure.message, "a kernel could not be interrupted");
+                tracing::debug!(
+                    message = failure.message,
+                    "a kernel could not be interrupted"
+                );
             }
         });
     }
@@ -184,9 +187,7 @@ impl Runner {
             Ending::KernelDied(outputs) => {
                 let died = "The kernel died while the code ran and was started anew; its variables are gone";
                 match self.quirks.kernel_death {
-                    KernelDeath::Aborted => {
-                        Err(Failure::new(Code::Aborted, "KERNEL_DIED", died))
-                    }
+                    KernelDeath::Aborted => Err(Failure::new(Code::Aborted, "KERNEL_DIED", died)),
                     KernelDeath::Unavailable => {
                         // Its record goes with the kernel: an identical call runs again.
                         execution.mark_returned();

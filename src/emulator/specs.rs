@@ -75,11 +75,17 @@ pub(super) fn list() -> Value {
 pub(super) fn find(key: &Map<String, Value>) -> Result<SpecKey, Failure> {
     const FIELDS: [&str; 3] = ["variant", "accelerator", "shape"];
     if let Some(unknown) = key.keys().find(|name| !FIELDS.contains(&name.as_str())) {
-        return Err(Failure::invalid(format!("Unknown field in runtimeSpec: {unknown}")));
+        return Err(Failure::invalid(format!(
+            "Unknown field in runtimeSpec: {unknown}"
+        )));
     }
     let mut wanted = [""; 3];
     for (field, wanted) in FIELDS.iter().zip(&mut wanted) {
-        let Some(value) = key.get(*field).and_then(Value::as_str).filter(|v| !v.is_empty()) else {
+        let Some(value) = key
+            .get(*field)
+            .and_then(Value::as_str)
+            .filter(|v| !v.is_empty())
+        else {
             return Err(Failure::invalid(format!("runtimeSpec.{field} is required")));
         };
         *wanted = value;
@@ -99,6 +105,8 @@ pub(super) fn find(key: &Map<String, Value>) -> Result<SpecKey, Failure> {
             format!("The account is not eligible for {described}"),
         )
         .with("accelerator", accelerator)),
-        None => Err(Failure::invalid(format!("There is no runtime spec {described}"))),
+        None => Err(Failure::invalid(format!(
+            "There is no runtime spec {described}"
+        ))),
     }
 }

@@ -55,7 +55,10 @@ pub(super) async fn call(
     let value = match name {
         "list_runtimes" => {
             let runtimes = account.runtimes();
-            list("runtimes", runtimes.iter().map(|runtime| runtime.json()).collect())
+            list(
+                "runtimes",
+                runtimes.iter().map(|runtime| runtime.json()).collect(),
+            )
         }
         "list_runtime_specs" => specs::list(),
         "get_subscription" => json!({"name": "subscription", "tier": specs::TIER}),
@@ -71,7 +74,13 @@ pub(super) async fn call(
         "list_sessions" => {
             let runtime = named_runtime(account, text(arguments, "parent"))?;
             let names = runtime.session_names().await?;
-            list("sessions", names.into_iter().map(|name| json!({"name": name})).collect())
+            list(
+                "sessions",
+                names
+                    .into_iter()
+                    .map(|name| json!({"name": name}))
+                    .collect(),
+            )
         }
         _ => return Ok(execute_code(account, quirks, arguments).await?),
     };
@@ -98,7 +107,9 @@ async fn execute_code(
             account.runtime(runtime)?.open_session(session).await?
         }
         _ => {
-            return Err(Failure::invalid("Exactly one of runtime and session must be given"));
+            return Err(Failure::invalid(
+                "Exactly one of runtime and session must be given",
+            ));
         }
     };
     let execution = session.submit(id, text(arguments, &quirks.code_argument))?;
@@ -177,7 +188,9 @@ fn runtime_id(name: &str) -> Result<&str, Failure> {
 fn session_parts(name: &str) -> Result<(&str, &str), Failure> {
     let parts: Vec<_> = name.split('/').collect();
     match parts[..] {
-        ["runtimes", runtime, "sessions", session] if !runtime.is_empty() && !session.is_empty() => {
+        ["runtimes", runtime, "sessions", session]
+            if !runtime.is_empty() && !session.is_empty() =>
+        {
             Ok((runtime, session))
         }
         _ => Err(Failure::invalid(format!(
@@ -195,5 +208,8 @@ fn list(name: &str, items: Vec<Value>) -> Value {
 }
 
 fn text<'a>(arguments: &'a Arguments, name: &str) -> &'a str {
-    arguments.get(name).and_then(Value::as_str).unwrap_or_default()
+    arguments
+        .get(name)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }

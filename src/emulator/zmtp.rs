@@ -25,18 +25,27 @@ pub(super) async fn connect(address: &str, socket_type: &str) -> io::Result<(Rea
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let (read, write) = stream.into_split();
-    let (mut reader, mut writer) = (Reader(BufReader::with_capacity(1 << 18, read)), Writer(write));
+    let (mut reader, mut writer) = (
+        Reader(BufReader::with_capacity(1 << 18, read)),
+        Writer(write),
+    );
 
     writer.0.write_all(&greeting()).await?;
     let mut theirs = [0; 64];
     reader.0.read_exact(&mut theirs).await?;
     if theirs[0] != 0xFF || theirs[9] & 1 != 1 || theirs[10] < 3 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a ZMTP 3 peer"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "not a ZMTP 3 peer",
+        ));
     }
     writer.0.write_all(&ready(socket_type)).await?;
     let (flags, body) = reader.frame().await?;
     if flags & COMMAND == 0 || !body.starts_with(b"\x05READY") {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer is not ready"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the peer is not ready",
+        ));
     }
     Ok((reader, writer))
 }

@@ -9,6 +9,7 @@
 //! * Aborted cells are answered with `status: error`: the `aborted` of older kernels is deprecated by the messaging spec
 //!   and refused by strict clients.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::frontends::{self, EarlyCode};
-use super::history::History;
+use super::history::keeper::Keeper;
 use super::messages::{ErrorContent, ExecuteReply, ExecuteRequest};
 use super::output::CellOutput;
 use crate::backend::{self, Backend, BackendError, Cell, ErrorName, EventReceiver, Outcome};
@@ -97,7 +98,7 @@ pub struct Executor<B> {
     /// Where their replies go.
     pub shell: Outbox,
     /// What has run.
-    pub history: Arc<Mutex<History>>,
+    pub history: Keeper,
     /// What an interrupt stops.
     pub running: Arc<Running>,
 }
@@ -114,21 +115,29 @@ enum Queue {
 impl<B: Backend> Executor<B> {
     /// Runs until the queue is closed.
     pub async fn run(self, mut queue: mpsc::UnboundedReceiver<Request>) {
-        while let Some(request) = queue.recv().await {
+        // Requests that were looked at while the queue was aborted, and go on.
+        let mut kept = VecDeque::new();
+        loop {
+            let next = match kept.pop_front() {
+                Some(request) => Some(request),
+                None => queue.recv().await,
+            };
+            let Some(request) = next else {
+                return;
+            };
             let verdict = self.serve(&request).await;
             if verdict == Queue::Continues {
                 continue;
             }
-            let mut kept = Vec::new();
             while let Ok(queued) = queue.try_recv() {
+                kept.push_back(queued);
+            }
+            for queued in std::mem::take(&mut kept) {
                 if verdict == Queue::AbortsAll || stops_on_error(&queued) {
                     self.abort(&queued).await;
                 } else {
-                    kept.push(queued);
+                    kept.push_back(queued);
                 }
-            }
-            for request in kept {
-                self.serve(&request).await;
             }
         }
     }
@@ -196,9 +205,7 @@ impl<B: Backend> Executor<B> {
         };
         let (result, output) = self.run_cell(cell, output).await;
         self.running.end();
-        let reply = self
-            .settle(content, expected, result, output)
-            .await;
+        let reply = self.settle(content, expected, result, output).await;
         let verdict = verdict(content, &reply, interrupt.is_cancelled());
         self.reply(request, &reply, Some(started)).await;
         verdict
@@ -213,8 +220,13 @@ impl<B: Backend> Executor<B> {
         if content.counted() || self.backend.has_session() {
             return false;
         }
-        if !content.silent && frontends::early_code(&content.code) == EarlyCode::Setup {
-            self.backend.keep_setup(content.code.clone());
+        match frontends::early_code(&content.code) {
+            EarlyCode::Setup if !content.silent => self.backend.keep_setup(content.code.clone()),
+            EarlyCode::TooLarge => tracing::warn!(
+                bytes = content.code.len(),
+                "set-up code is too large to be kept for the session"
+            ),
+            EarlyCode::Setup | EarlyCode::Probe | EarlyCode::BackgroundWrapper => {}
         }
         true
     }
@@ -257,11 +269,8 @@ impl<B: Backend> Executor<B> {
             }
         };
         if content.counted() {
-            let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-            history.push(reply.execution_count, &content.code);
-            if let Some(result) = output.result() {
-                history.set_output(reply.execution_count, result);
-            }
+            self.history
+                .push(reply.execution_count, &content.code, output.result());
         }
         reply
     }

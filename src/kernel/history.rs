@@ -9,6 +9,7 @@
 //! * Outputs stay in memory and are never written to disk (IPython's default as well).
 
 mod file;
+pub mod keeper;
 
 use std::collections::VecDeque;
 use std::path::Path;

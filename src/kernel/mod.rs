@@ -20,14 +20,14 @@ pub mod process;
 pub mod requests;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use self::execute::{Executor, Running};
-use self::history::History;
+use self::history::keeper::Keeper;
 use self::info::PythonVersion;
 use self::requests::{Channel, Responder};
 use crate::backend::Backend;
@@ -65,7 +65,7 @@ pub async fn run<B: Backend>(
 
     let backend = Arc::new(backend);
     let running = Arc::new(Running::default());
-    let history = Arc::new(Mutex::new(History::open(options.state_dir.clone())));
+    let history = Keeper::start(options.state_dir.clone());
     let (cells, queue) = mpsc::unbounded_channel();
     let (stop, mut stopped) = mpsc::channel(1);
     let responder = Arc::new(Responder {
@@ -81,7 +81,7 @@ pub async fn run<B: Backend>(
         backend: backend.clone(),
         iopub: iopub.clone(),
         shell: sockets.shell_out.clone(),
-        history,
+        history: history.clone(),
         running: running.clone(),
     };
     tokio::spawn(executor.run(queue));
@@ -105,5 +105,6 @@ pub async fn run<B: Backend>(
     }
     sockets.shell_out.flush(FLUSH_LIMIT).await;
     iopub.flush(FLUSH_LIMIT).await;
+    history.flush().await;
     Ok(())
 }

@@ -155,4 +155,3 @@ fn plain_text(value: &Value) -> String {
         other => other.to_string(),
     }
 }
-

@@ -3,18 +3,16 @@
 //! All of them are answered at once, also while a cell runs: none of them needs the remote side. Each is surrounded by
 //! `busy` and `idle`, on control too, because clients wait for both. A request of an unknown type is logged and dropped.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::execute::{Running, while_busy};
-use super::history::{History, HistoryRequest};
+use super::history::keeper::Keeper;
 use super::info::{PythonVersion, kernel_info};
 use super::is_complete::{Completeness, is_complete};
-use super::messages::{
-    CommOpen, CursorRequest, IsCompleteRequest, ShutdownRequest, error_reply,
-};
+use super::messages::{CommOpen, CursorRequest, IsCompleteRequest, ShutdownRequest, error_reply};
 use crate::jupyter::connection::ConnectionInfo;
 use crate::jupyter::iopub::IoPub;
 use crate::jupyter::message::Request;
@@ -34,7 +32,7 @@ pub struct Responder {
     /// Where `busy` and `idle` go.
     pub iopub: IoPub,
     /// What has run.
-    pub history: Arc<Mutex<History>>,
+    pub history: Keeper,
     /// What an interrupt stops.
     pub running: Arc<Running>,
     /// The remote Python's version.
@@ -63,13 +61,12 @@ impl Responder {
     async fn respond(&self, channel: Channel, outbox: &Outbox, request: &Request) {
         let parent = request.parent();
         let answer = match request.msg_type() {
-            "kernel_info_request" => Some((
-                "kernel_info_reply",
-                kernel_info(&self.python.last_seen()),
-            )),
+            "kernel_info_request" => {
+                Some(("kernel_info_reply", kernel_info(&self.python.last_seen())))
+            }
             "connect_request" => Some(("connect_reply", self.ports())),
             "comm_info_request" => Some(("comm_info_reply", json!({"status": "ok", "comms": {}}))),
-            "history_request" => Some(("history_reply", self.history(request))),
+            "history_request" => Some(("history_reply", self.history(request).await)),
             "is_complete_request" => Some(("is_complete_reply", completeness(request))),
             "complete_request" => Some(("complete_reply", no_completions(request))),
             "inspect_request" => Some((
@@ -140,13 +137,9 @@ impl Responder {
         })
     }
 
-    fn history(&self, request: &Request) -> Value {
-        match request.content::<HistoryRequest>() {
-            Ok(content) => self
-                .history
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .reply(&content),
+    async fn history(&self, request: &Request) -> Value {
+        match request.content::<Value>() {
+            Ok(content) => self.history.reply(&content).await,
             Err(error) => invalid(request, &error),
         }
     }
@@ -157,11 +150,12 @@ fn completeness(request: &Request) -> Value {
         Ok(content) => content.code,
         Err(error) => return invalid(request, &error),
     };
-    match is_complete(&code) {
-        Completeness::Complete => json!({"status": "complete"}),
-        Completeness::Incomplete { indent } => json!({"status": "incomplete", "indent": indent}),
-        Completeness::Invalid => json!({"status": "invalid"}),
-        Completeness::Unknown => json!({"status": "unknown"}),
+    let verdict = is_complete(&code);
+    match &verdict {
+        Completeness::Incomplete { indent } => {
+            json!({"status": verdict.status(), "indent": indent})
+        }
+        _ => json!({"status": verdict.status()}),
     }
 }
 

@@ -95,8 +95,7 @@ pub fn connection_file(dir: &Path) -> std::path::PathBuf {
 impl Client {
     /// Connects to the kernel of this connection file, waiting until it listens and until the subscription is confirmed.
     pub async fn connect(connection_file: &Path) -> Self {
-        let info: Value =
-            serde_json::from_slice(&std::fs::read(connection_file).unwrap()).unwrap();
+        let info: Value = serde_json::from_slice(&std::fs::read(connection_file).unwrap()).unwrap();
         let endpoint = |name: &str| {
             let (transport, ip) = (
                 info["transport"].as_str().unwrap_or("tcp"),

@@ -1,1 +1,11 @@
 //! The emulator against raw MCP requests.
+
+mod cancel;
+mod execute;
+mod files;
+mod lab;
+mod lifecycle;
+mod quirks;
+mod reattach;
+mod tools;
+mod transport;

@@ -218,7 +218,9 @@ async fn without_stop_on_error_the_queue_goes_on_but_a_lost_session_aborts_it() 
     );
     assert_eq!(client.answer(&print).await.text("stdout"), "on\n");
 
-    let wait = client.send("execute_request", &going_on("wait\nlose")).await;
+    let wait = client
+        .send("execute_request", &going_on("wait\nlose"))
+        .await;
     client.until(&wait, "execute_input").await;
     let lose = client.send("execute_request", &going_on("lose")).await;
     let behind = client.send("execute_request", &going_on("print no")).await;
@@ -307,7 +309,8 @@ async fn silent_code_shows_nothing_and_does_not_count() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn comm_open_is_answered_by_comm_close_and_requests_without_a_remote_side_by_valid_emptiness() {
+async fn comm_open_is_answered_by_comm_close_and_requests_without_a_remote_side_by_valid_emptiness()
+{
     let mut fixture = kernel().await;
     let client = &mut fixture.client;
     let open = json!({"comm_id": "c1", "target_name": "jupyter.widget", "data": {}});

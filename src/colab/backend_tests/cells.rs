@@ -19,7 +19,6 @@ async fn nothing_is_contacted_before_the_first_counted_cell() {
         ..cell("1")
     };
     assert!(run(&backend, silent).await.outcome.is_ok());
-    backend.interrupt();
     assert!(!backend.has_session());
     assert_eq!(backend.next_execution_count(), 1);
     assert!(fake.log().is_empty());
