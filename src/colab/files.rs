@@ -3,6 +3,7 @@
 //! Invariants: the proxy token goes to the host it was issued for and nowhere else (redirects are not followed), only over https
 //! or to this machine; it never appears in a message; what is fetched has a limit.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -34,7 +35,8 @@ pub enum FetchError {
 /// Fetches files. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Files {
-    http: Result<reqwest::Client, String>,
+    /// Made for the first file: reading the system's roots takes longer than a kernel may take to answer its front-end.
+    http: Arc<OnceLock<Result<reqwest::Client, String>>>,
     limit: u64,
 }
 
@@ -47,23 +49,16 @@ impl Default for Files {
 impl Files {
     /// A fetcher with the system's proxies and roots.
     pub fn new() -> Self {
-        // One provider for the process; whoever comes first installs it.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let http = reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
-            .build()
-            .map_err(|error| format!("no HTTP client: {}", in_words(error)));
         Self {
-            http,
+            http: Arc::default(),
             limit: MAX_BYTES,
         }
     }
 
     /// Fetches the file at this absolute path of the runtime.
     pub async fn fetch(&self, info: &ConnectionInfo, path: &str) -> Result<Vec<u8>, FetchError> {
-        let http = self.http.as_ref().map_err(|why| failed(why.clone()))?;
+        let http = self.http.get_or_init(client);
+        let http = http.as_ref().map_err(|why| failed(why.clone()))?;
         let url = file_url(&info.url, path).map_err(failed)?;
         let response = http
             .get(url)
@@ -115,6 +110,17 @@ pub fn is_fresh(info: &ConnectionInfo, now: chrono::DateTime<chrono::Utc>) -> bo
     chrono::DateTime::parse_from_rfc3339(&info.expire_time).map_or(true, |expiry| {
         expiry.to_utc() - now > chrono::TimeDelta::from_std(MARGIN).unwrap_or_default()
     })
+}
+
+fn client() -> Result<reqwest::Client, String> {
+    // One provider for the process; whoever comes first installs it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        .build()
+        .map_err(|error| format!("no HTTP client: {}", in_words(error)))
 }
 
 /// `{url}/files/{path}`, each part of the path percent-encoded.

@@ -10,7 +10,7 @@
 
 use std::error::Error as _;
 use std::net::IpAddr;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -45,7 +45,8 @@ pub fn install_crypto() {
 /// One endpoint and how it is reached. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Http {
-    client: reqwest::Client,
+    /// Made for the first request: reading the system's roots takes longer than a kernel may take to answer its front-end.
+    client: Arc<OnceLock<reqwest::Client>>,
     endpoint: Url,
     tokens: Arc<dyn TokenSource>,
 }
@@ -101,10 +102,9 @@ impl Http {
     pub(crate) fn new(endpoint: Url, tokens: Arc<dyn TokenSource>) -> Result<Self, Status> {
         let refused =
             |message: String| Err(Status::new(Code::InvalidArgument, Origin::Connect, message));
-        let is_loopback = is_loopback(&endpoint);
         match endpoint.scheme() {
             "https" => {}
-            "http" if is_loopback => {}
+            "http" if is_loopback(&endpoint) => {}
             "http" => {
                 return refused(format!(
                     "The endpoint {} is not https: a bearer token is sent only over https or to this machine",
@@ -116,6 +116,17 @@ impl Http {
                     "The endpoint must be an https address, not {other}:"
                 ));
             }
+        }
+        Ok(Self {
+            client: Arc::default(),
+            endpoint,
+            tokens,
+        })
+    }
+
+    fn client(&self) -> Result<&reqwest::Client, Status> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
         }
         install_crypto();
         let mut builder = reqwest::Client::builder()
@@ -130,7 +141,7 @@ impl Http {
             .http2_keep_alive_timeout(PING_TIMEOUT)
             .http2_initial_stream_window_size(2 * 1024 * 1024)
             .http2_initial_connection_window_size(4 * 1024 * 1024);
-        if is_loopback {
+        if is_loopback(&self.endpoint) {
             builder = builder.no_proxy();
         }
         let client = builder.build().map_err(|error| {
@@ -141,11 +152,8 @@ impl Http {
                 format!("TLS could not be set up: {cause}"),
             )
         })?;
-        Ok(Self {
-            client,
-            endpoint,
-            tokens,
-        })
+        // Two first requests at once make two; one of them is kept.
+        Ok(self.client.get_or_init(|| client))
     }
 
     /// Posts a JSON body and returns the answer once its headers are there.
@@ -203,8 +211,8 @@ impl Http {
                 .headers(refresh)
                 .await
                 .map_err(PostError::Failed)?;
-            let mut request = self
-                .client
+            let client = self.client().map_err(PostError::Failed)?;
+            let mut request = client
                 .request(method.clone(), url.clone())
                 .headers(headers.clone())
                 .header(
