@@ -20,6 +20,7 @@ mod errors;
 mod executions;
 mod kernel_client;
 mod mcp;
+mod progress;
 mod proxy;
 pub mod python;
 pub mod quirks;
