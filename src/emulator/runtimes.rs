@@ -350,8 +350,11 @@ impl Runtime {
 
     /// The open session of this id. The Jupyter Server knows what is open: others may open and close sessions there.
     async fn find_session(&self, id: &str) -> Result<Option<Arc<Session>>, Failure> {
-        let listed = self.server.sessions().await?;
         let known = locked(&self.sessions).get(id).cloned();
+        if let Some(known) = known.as_ref().filter(|known| known.is_connected()) {
+            return Ok(Some(known.clone()));
+        }
+        let listed = self.server.sessions().await?;
         if let Some(known) = known {
             let same = |jupyter: &&super::server::JupyterSession| {
                 jupyter.id == known.jupyter.id && jupyter.kernel.id == known.jupyter.kernel.id
