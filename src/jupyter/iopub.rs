@@ -123,9 +123,9 @@ impl IoPub {
         tokio::time::timeout(limit, settled).await.is_ok()
     }
 
-    /// Waits until one more `stream` message may be published.
-    pub(super) async fn pace(&self) {
-        self.shared.pace.wait().await;
+    /// Waits until one more `stream` message, of so many bytes of text, may be published.
+    pub(super) async fn pace(&self, bytes: usize) {
+        self.shared.pace.wait(bytes).await;
     }
 }
 
