@@ -169,8 +169,8 @@ impl<S: Service> Execution<'_, S> {
             }
             patience.at_once = is_steady && so_far.goes_on;
             self.wait(status, &mut patience, &so_far, publisher).await?;
-            // A notice may stand there again, to be taken away when the call is made.
-            so_far.announced = !announce || publisher.has_published();
+            // A notice that stands there again is taken away when the call is made.
+            so_far.announced &= !(announce && std::mem::take(&mut patience.noticed));
             if so_far.sent {
                 publisher.reattach();
             }
@@ -271,6 +271,7 @@ impl<S: Service> Execution<'_, S> {
                 // A notice is taken away again by clearing what the cell shows: not where it shows something already.
                 if !publisher.has_published() {
                     self.waiting.notice(line(&status, delay)).await;
+                    patience.noticed = true;
                 }
                 tokio::select! {
                     () = self.stop.cancelled() => return so_far.stopped(),
@@ -318,6 +319,8 @@ struct Patience {
     since: Instant,
     /// Whether the next attempt may follow without a pause.
     at_once: bool,
+    /// Whether a notice was shown during the wait.
+    noticed: bool,
 }
 
 impl Default for Patience {
@@ -326,6 +329,7 @@ impl Default for Patience {
             failures: 0,
             since: Instant::now(),
             at_once: false,
+            noticed: false,
         }
     }
 }
