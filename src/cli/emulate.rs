@@ -41,10 +41,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         progress: Some(Arc::new(|line| eprintln!("{line}"))),
         ..EmulatorConfig::default()
     };
-    let stop = stop_signal()?;
+    let mut stop = std::pin::pin!(stop_signal()?);
     let emulator = tokio::select! {
         started = Emulator::start(config) => started?,
-        () = stop => return Ok(()),
+        () = &mut stop => return Ok(()),
     };
     println!("Local Colab at {}", emulator.endpoint());
     println!();
@@ -57,7 +57,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     println!(
         "Any token will do; each names an account of its own. Ctrl-C ends the emulator and its runtimes."
     );
-    stop_signal()?.await;
+    stop.await;
     eprintln!("Ending the runtimes");
     emulator.shutdown().await;
     Ok(())

@@ -1,6 +1,6 @@
 //! What is tried again, how often, and after how long: one table for every tool and code.
 //!
-//! [`TABLE`] is the whole policy; the first row that fits decides. [`run`] carries it out for every tool but `execute_code`, whose
+//! `TABLE` is the whole policy; the first row that fits decides. [`run`] carries it out for every tool but `execute_code`, whose
 //! rows say `Reattach`: there the identical call is sent again, which is the business of [`super::execution`]. Invariants:
 //!
 //! * What may have run is tried again only where that is harmless: reading, or naming the same thing (`create_session` with its

@@ -14,7 +14,7 @@ pub(super) struct Failure {
     pub code: Code,
     pub message: String,
     pub reason: &'static str,
-    pub metadata: Map<String, Value>,
+    pub metadata: Vec<(String, Value)>,
     pub retry_after: Option<Duration>,
 }
 
@@ -58,7 +58,7 @@ impl Failure {
             code,
             message: message.into(),
             reason,
-            metadata: Map::new(),
+            metadata: Vec::new(),
             retry_after: None,
         }
     }
@@ -80,7 +80,7 @@ impl Failure {
 
     /// Adds one entry of `ErrorInfo.metadata`.
     pub fn with(mut self, key: &str, value: impl Into<String>) -> Self {
-        self.metadata.insert(key.to_owned(), value.into().into());
+        self.metadata.push((key.to_owned(), value.into().into()));
         self
     }
 
@@ -90,7 +90,7 @@ impl Failure {
             "@type": "type.googleapis.com/google.rpc.ErrorInfo",
             "reason": self.reason,
             "domain": DOMAIN,
-            "metadata": self.metadata,
+            "metadata": self.metadata.iter().cloned().collect::<Map<_, _>>(),
         })];
         if let Some(after) = self.retry_after {
             details.push(json!({

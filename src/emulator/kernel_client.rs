@@ -8,6 +8,8 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -37,6 +39,7 @@ pub(super) struct KernelClient {
     key: String,
     session: String,
     readers: [AbortHandle; 2],
+    connected: Arc<AtomicBool>,
     /// An unread SUB writer would close its half of the connection.
     _subscription: zmtp::Writer,
 }
@@ -79,11 +82,16 @@ struct ConnectionFile {
 }
 
 impl KernelClient {
-    /// Connects to the kernel of this connection file, waiting for one that is starting.
-    pub async fn connect(file: PathBuf, patience: Duration) -> io::Result<Self> {
+    /// Connects to the kernel of this connection file, waiting for one that is starting. The flag is set as long as the
+    /// kernel is there.
+    pub async fn connect(
+        file: PathBuf,
+        patience: Duration,
+        connected: &Arc<AtomicBool>,
+    ) -> io::Result<Self> {
         let deadline = Instant::now() + patience;
         loop {
-            let attempt = tokio::time::timeout_at(deadline, Self::try_connect(&file));
+            let attempt = tokio::time::timeout_at(deadline, Self::try_connect(&file, connected));
             match attempt.await {
                 Ok(Ok(client)) => return Ok(client),
                 Ok(Err(error)) if Instant::now() + RETRY >= deadline => return Err(error),
@@ -93,7 +101,7 @@ impl KernelClient {
         }
     }
 
-    async fn try_connect(file: &Path) -> io::Result<Self> {
+    async fn try_connect(file: &Path, connected: &Arc<AtomicBool>) -> io::Result<Self> {
         let text = tokio::fs::read(file).await?;
         let file: ConnectionFile = serde_json::from_slice(&text)?;
         let iopub = format!("{}:{}", file.ip, file.iopub_port);
@@ -104,15 +112,17 @@ impl KernelClient {
 
         let (sender, arrivals) = mpsc::unbounded_channel();
         let readers = [
-            forward(iopub, sender.clone(), Arrival::Iopub),
-            forward(replies, sender, Arrival::Shell),
+            forward(iopub, sender.clone(), Arrival::Iopub, connected.clone()),
+            forward(replies, sender, Arrival::Shell, connected.clone()),
         ];
+        connected.store(true, Ordering::Relaxed);
         let mut client = Self {
             shell,
             arrivals,
             key: file.key,
             session: Uuid::new_v4().to_string(),
             readers,
+            connected: connected.clone(),
             _subscription: subscription,
         };
         client.wait_until_heard().await?;
@@ -222,6 +232,7 @@ impl Drop for KernelClient {
         for reader in &self.readers {
             reader.abort();
         }
+        self.connected.store(false, Ordering::Relaxed);
     }
 }
 
@@ -237,6 +248,7 @@ fn forward(
     mut reader: zmtp::Reader,
     arrivals: mpsc::UnboundedSender<Arrival>,
     wrap: fn(Message) -> Arrival,
+    connected: Arc<AtomicBool>,
 ) -> AbortHandle {
     let task = tokio::spawn(async move {
         while let Ok(frames) = reader.recv().await {
@@ -248,6 +260,7 @@ fn forward(
                 return;
             }
         }
+        connected.store(false, Ordering::Relaxed);
         let _ = arrivals.send(Arrival::Lost);
     });
     task.abort_handle()

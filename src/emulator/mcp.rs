@@ -24,8 +24,8 @@ use tokio::time::{MissedTickBehavior, interval_at};
 use super::calls::{Call, CallKey, CallStep, Calls};
 use super::eras::{self, Era, McpSessions};
 use super::errors::{Code, Failure, locked};
-use super::executions::Printed;
-use super::quirks::{Answers, CancelBy, ErrorSurface, ProgressShape, Quirks, ResultPlace};
+use super::progress::{Progress, event};
+use super::quirks::{Answers, CancelBy, ErrorSurface, Quirks, ResultPlace};
 use super::runtimes::{Account, Workshop};
 use super::schemas;
 use super::tools::{self, Answer, ToolError};
@@ -371,11 +371,7 @@ impl Exchange {
         }
         let mut ticks = interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let progress = Progress {
-            token,
-            count: 0,
-            shape: self.service.quirks().progress,
-        };
+        let progress = Progress::new(token, self.service.quirks().progress);
         let state = Some((self, call, progress, ticks));
         let events = stream::unfold(state, async |state| {
             let (exchange, mut call, mut progress, mut ticks) = state?;
@@ -488,42 +484,6 @@ impl Exchange {
             "data": failure.status(),
         }})
     }
-}
-
-/// The progress notifications of one call.
-struct Progress {
-    token: Option<Value>,
-    count: u64,
-    shape: ProgressShape,
-}
-
-impl Progress {
-    fn events(&mut self, pieces: &[Printed]) -> Bytes {
-        let (Some(token), false) = (&self.token, self.shape == ProgressShape::None) else {
-            return Bytes::new();
-        };
-        let mut events = Vec::new();
-        for Printed { stream, text } in pieces {
-            self.count += 1;
-            let mut params = json!({"progressToken": token, "progress": self.count});
-            params["message"] = match self.shape {
-                ProgressShape::Json => json!({"stream": stream, "text": text}).to_string().into(),
-                ProgressShape::JsonKeyed => json!({stream.as_str(): text}).to_string().into(),
-                _ => text.as_str().into(),
-            };
-            if self.shape == ProgressShape::Meta {
-                params["_meta"] = json!({"stream": stream});
-            }
-            let message =
-                json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params});
-            events.extend_from_slice(&event(&message));
-        }
-        events.into()
-    }
-}
-
-fn event(message: &Value) -> Bytes {
-    format!("event: message\ndata: {message}\n\n").into()
 }
 
 fn stream_response(body: Body) -> Response {

@@ -20,6 +20,7 @@ mod errors;
 mod executions;
 mod kernel_client;
 mod mcp;
+mod progress;
 mod proxy;
 pub mod python;
 pub mod quirks;
@@ -35,6 +36,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::serve::ListenerExt as _;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -147,6 +149,7 @@ impl Emulator {
             quirks: Arc::new(config.quirks),
         });
         let app = mcp::router(service.clone());
+        let listener = listener.tap_io(proxy::send_at_once);
         let server = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, app).await {
                 tracing::error!(%error, "the emulator's server ended");

@@ -10,7 +10,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use tokio::net::TcpListener;
+use axum::serve::ListenerExt as _;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::runtimes::Runtime;
 
@@ -21,9 +22,16 @@ pub(super) async fn serve(listener: TcpListener, runtime: Arc<Runtime>, http: re
     let app = Router::new()
         .fallback(forward)
         .with_state(Arc::new(Proxy { runtime, http }));
+    let listener = listener.tap_io(send_at_once);
     if let Err(error) = axum::serve(listener, app).await {
         tracing::warn!(%error, "a runtime's proxy ended");
     }
+}
+
+/// Small writes are not held back for an acknowledgement, which would cost an event up to 40 ms.
+pub(super) fn send_at_once(stream: &mut TcpStream) {
+    // A connection on which it fails is about to fail anyway.
+    let _ = stream.set_nodelay(true);
 }
 
 struct Proxy {

@@ -207,7 +207,7 @@ impl Environment {
     async fn is_usable(&self) -> bool {
         self.marker().exists()
             && Command::new(self.python())
-                .args(["-I", "-c", "import zmq, tornado"])
+                .args(["-I", "-S", "-c", ""])
                 .stdin(Stdio::null())
                 .output()
                 .await

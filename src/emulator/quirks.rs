@@ -41,6 +41,7 @@ pub const TABLE: &[Quirk] = &[
     Quirk { name: "rate", values: "off|N", about: "tool calls per second and account; above it RESOURCE_EXHAUSTED with Retry-After" },
     Quirk { name: "chunk", values: "as-is|line|BYTES", about: "how printed text is cut into progress notifications" },
     Quirk { name: "boot", values: "0|MILLISECONDS", about: "how much longer create_runtime takes" },
+    Quirk { name: "token", values: "3600|SECONDS", about: "how long a proxy token is good" },
     Quirk { name: "runtimes", values: "5|N", about: "how many runtimes an account may have before TOO_MANY_ACTIVE_RUNTIMES" },
     Quirk { name: "kernels", values: "colab|newest", about: "the Python packages: Colab's published versions, or the newest" },
 ];
@@ -126,6 +127,7 @@ pub struct Quirks {
     pub rate: Option<u32>,
     pub chunk: Chunk,
     pub boot: Duration,
+    pub token: Duration,
     pub runtimes: usize,
     pub kernels: Kernels,
 }
@@ -157,6 +159,7 @@ impl Default for Quirks {
             rate: None,
             chunk: Chunk::default(),
             boot: Duration::ZERO,
+            token: Duration::from_secs(3600),
             runtimes: 5,
             kernels: Kernels::default(),
         }
@@ -236,13 +239,12 @@ impl Quirks {
             "ints" => self.ints = Ints::parse(value)?,
             "stdin" => self.stdin = Stdin::parse(value)?,
             "truncate" => self.truncate = truncate(value)?,
-            "deadline" => {
-                self.deadline = Duration::try_from_secs_f64(value.parse().ok()?).ok()?;
-            }
+            "deadline" => self.deadline = seconds(value)?,
             "rate" if value == "off" => self.rate = None,
             "rate" => self.rate = Some(value.parse().ok().filter(|rate| *rate > 0)?),
             "chunk" => self.chunk = chunk(value)?,
             "boot" => self.boot = Duration::from_millis(value.parse().ok()?),
+            "token" => self.token = seconds(value)?,
             "runtimes" => self.runtimes = value.parse().ok()?,
             "kernels" => self.kernels = Kernels::parse(value)?,
             _ => return None,
@@ -281,6 +283,12 @@ fn argument_name(value: &str) -> Option<String> {
     let taken = ["runtime", "session", "executionId"].contains(&value);
     let plain = !value.is_empty() && value.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     (plain && !taken).then(|| value.to_owned())
+}
+
+/// Up to a century, so that every sum with a time of day is one.
+fn seconds(value: &str) -> Option<Duration> {
+    let seconds = Duration::try_from_secs_f64(value.parse().ok()?).ok()?;
+    (seconds < Duration::from_secs(100 * 365 * 86400)).then_some(seconds)
 }
 
 fn truncate(value: &str) -> Option<Truncate> {

@@ -4,7 +4,7 @@
 //!
 //! * An account has at most as many runtimes as the quirk says, those that are still starting included.
 //! * Creating goes on when its caller has left, as it does in a cloud.
-//! * A proxy token is good for one runtime and one hour.
+//! * A proxy token is good for one runtime and for as long as the quirk says.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -25,9 +25,6 @@ use super::quirks::Quirks;
 use super::server::JupyterServer;
 use super::sessions::Session;
 use super::specs::SpecKey;
-
-/// How long a proxy token is good.
-const TOKEN_LIFE: Duration = Duration::from_secs(3600);
 
 /// What runtimes are made of.
 pub(super) struct Workshop {
@@ -280,10 +277,11 @@ impl Runtime {
     /// `Runtime`, with a fresh proxy token.
     pub fn json(&self) -> Value {
         let token = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
-        let expiry = Utc::now() + TOKEN_LIFE;
+        let life = self.quirks.token;
+        let expiry = Utc::now() + life;
         let mut tokens = locked(&self.tokens);
         tokens.retain(|(_, expiry)| Instant::now() < *expiry);
-        tokens.push((token.clone(), Instant::now() + TOKEN_LIFE));
+        tokens.push((token.clone(), Instant::now() + life));
         let mut json = json!({
             "name": self.name(),
             "runtimeSpec": self.spec.json(),
@@ -352,8 +350,11 @@ impl Runtime {
 
     /// The open session of this id. The Jupyter Server knows what is open: others may open and close sessions there.
     async fn find_session(&self, id: &str) -> Result<Option<Arc<Session>>, Failure> {
-        let listed = self.server.sessions().await?;
         let known = locked(&self.sessions).get(id).cloned();
+        if let Some(known) = known.as_ref().filter(|known| known.is_connected()) {
+            return Ok(Some(known.clone()));
+        }
+        let listed = self.server.sessions().await?;
         if let Some(known) = known {
             let same = |jupyter: &&super::server::JupyterSession| {
                 jupyter.id == known.jupyter.id && jupyter.kernel.id == known.jupyter.kernel.id

@@ -6,6 +6,7 @@
 //! * Every execution that was submitted ends: with its result, or with the reason why there is none.
 //! * An execution belongs to this opening of the session; a session that is opened again knows none of the earlier ones.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ pub(super) struct Session {
     jobs: mpsc::UnboundedSender<Arc<Execution>>,
     open: Mutex<Vec<Arc<Execution>>>,
     closed: CancellationToken,
+    connected: Arc<AtomicBool>,
 }
 
 impl Session {
@@ -45,6 +47,7 @@ impl Session {
     ) -> Arc<Self> {
         let (jobs, queue) = mpsc::unbounded_channel();
         let closed = CancellationToken::new();
+        let connected = Arc::new(AtomicBool::new(false));
         let runner = Runner {
             name: name.clone(),
             kernel_id: jupyter.kernel.id.clone(),
@@ -52,6 +55,7 @@ impl Session {
             quirks,
             closed: closed.clone(),
             client: None,
+            connected: connected.clone(),
         };
         tokio::spawn(runner.run(queue));
         Arc::new(Self {
@@ -61,6 +65,7 @@ impl Session {
             jobs,
             open: Mutex::default(),
             closed,
+            connected,
         })
     }
 
@@ -106,6 +111,11 @@ impl Session {
         });
     }
 
+    /// Whether its kernel is known to be there. If so, so is the session: Jupyter ends them together.
+    pub fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Relaxed)
+    }
+
     /// Ends every call on it; its kernel is the caller's business.
     pub fn close(&self) {
         self.closed.cancel();
@@ -131,6 +141,7 @@ struct Runner {
     quirks: Arc<Quirks>,
     closed: CancellationToken,
     client: Option<KernelClient>,
+    connected: Arc<AtomicBool>,
 }
 
 impl Runner {
@@ -157,8 +168,10 @@ impl Runner {
         let mut client = match kept {
             Some(client) => client,
             None => {
+                // Before the new one is there: its end says that the kernel is gone.
+                self.client = None;
                 let file = self.server.connection_file(&self.kernel_id);
-                match KernelClient::connect(file, KERNEL_PATIENCE).await {
+                match KernelClient::connect(file, KERNEL_PATIENCE, &self.connected).await {
                     Ok(client) => client,
                     Err(error) => {
                         tracing::debug!(%error, "a kernel does not answer");

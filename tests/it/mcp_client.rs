@@ -9,6 +9,7 @@ mod failures;
 mod python_peer;
 mod rmcp_peer;
 mod server;
+mod tls;
 mod tools;
 
 use std::future::Future;
@@ -25,7 +26,7 @@ use serde_json::Value;
 
 /// No test takes longer.
 async fn limited<T>(test: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(60), test)
+    tokio::time::timeout(Duration::from_secs(120), test)
         .await
         .expect("the test took too long")
 }

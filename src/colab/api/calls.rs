@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::creation::{Created, creation, newcomer};
+use super::creation::{Created, creation, is_of_kind, newcomer};
 use super::{ExecuteCode, Runtime, RuntimeSpec, Session, SpecKey, Subscription, parse};
 use crate::backend::JsonMap;
 use crate::colab::mcp::arguments::{property, required};
@@ -65,10 +65,34 @@ impl Client {
         spec: &SpecKey,
         request_id: &str,
     ) -> Result<Runtime, Status> {
-        let schema = self.input_schema("create_runtime").await?;
-        let request = creation(spec, request_id, schema.as_ref());
         // Where the answer does not say which runtime it made, it is the one that was not there before.
         let before = self.list_runtimes().await?;
+        self.create_beside(spec, request_id, &before).await
+    }
+
+    /// `create_runtime` once more, after an attempt whose answer was lost: `before` is what was there before the first attempt,
+    /// and a runtime of this kind that has come into being since is taken for its result.
+    pub async fn create_runtime_again(
+        &self,
+        spec: &SpecKey,
+        request_id: &str,
+        before: &[Runtime],
+    ) -> Result<Runtime, Status> {
+        let now = self.list_runtimes().await?;
+        match newcomer(now, spec, before) {
+            Some(runtime) if is_of_kind(&runtime, spec) => Ok(runtime),
+            _ => self.create_beside(spec, request_id, before).await,
+        }
+    }
+
+    async fn create_beside(
+        &self,
+        spec: &SpecKey,
+        request_id: &str,
+        before: &[Runtime],
+    ) -> Result<Runtime, Status> {
+        let schema = self.input_schema("create_runtime").await?;
+        let request = creation(spec, request_id, schema.as_ref());
         let answer = match self.call("create_runtime", request.arguments).await {
             Ok(answer) => answer,
             Err(status) if status.code == Code::AlreadyExists && request.runtime_id.is_some() => {
@@ -80,7 +104,7 @@ impl Client {
         match Created::read(answer)? {
             Created::Runtime(runtime) => Ok(*runtime),
             Created::Pending(operation) => {
-                self.await_creation(operation.as_deref(), spec, &before)
+                self.await_creation(operation.as_deref(), spec, before)
                     .await
             }
         }

@@ -138,15 +138,18 @@ pub(super) fn newcomer(now: Vec<Runtime>, spec: &SpecKey, before: &[Runtime]) ->
         .into_iter()
         .filter(|runtime| !before.iter().any(|old| old.name == runtime.name))
         .collect();
-    let wanted = new.iter().position(|runtime| {
-        let same = |wanted: &str, is: &str| wanted.is_empty() || wanted == is;
-        same(&spec.variant, &runtime.runtime_spec.variant)
-            && same(&spec.accelerator, &runtime.runtime_spec.accelerator)
-    });
+    let wanted = new.iter().position(|runtime| is_of_kind(runtime, spec));
     match wanted {
         Some(at) => Some(new.swap_remove(at)),
         None => new.pop(),
     }
+}
+
+/// Whether a runtime is of the kind that was asked for.
+pub(super) fn is_of_kind(runtime: &Runtime, spec: &SpecKey) -> bool {
+    let same = |wanted: &str, is: &str| wanted.is_empty() || wanted == is;
+    same(&spec.variant, &runtime.runtime_spec.variant)
+        && same(&spec.accelerator, &runtime.runtime_spec.accelerator)
 }
 
 #[cfg(test)]

@@ -134,7 +134,9 @@ impl Call {
                         }
                         Ok(Incoming::Error(error)) => {
                             let trouble = Trouble::from_rpc(&error);
-                            if !trouble.is_era_rejection() || self.is_repeated {
+                            let is_about_era =
+                                trouble.is_era_rejection() || trouble.wants_session();
+                            if !is_about_era || self.is_repeated {
                                 self.prove();
                                 return self.finish(Err(trouble.status));
                             }
@@ -270,12 +272,13 @@ async fn reopen(
 ) -> Result<Answer, Status> {
     let is_expired = old.may_have_expired() && trouble.is_lost_session();
     let is_rejected = trouble.is_era_rejection();
-    if !is_expired && !is_rejected && !trouble.is_suspect() {
+    let wants_session = is_expired || (!old.has_session() && trouble.wants_session());
+    if !wants_session && !is_rejected && !trouble.is_suspect() {
         old.prove();
         return Err(trouble.status);
     }
     tracing::debug!(target: "colab_kernel::mcp", status = %trouble.status, "the era or the session may be over: negotiating anew");
-    let fresh = request.client.renegotiate(&old, is_expired).await?;
+    let fresh = request.client.renegotiate(&old, wants_session).await?;
     if fresh.era == old.era && !is_rejected {
         // The server still speaks as agreed: the refusal meant the call.
         return Err(trouble.status);

@@ -48,7 +48,7 @@ pub(crate) enum Era {
 pub(crate) struct Agreement {
     pub(crate) era: Era,
     tools: HashMap<String, Tool>,
-    /// Whether it replaced one whose session was gone.
+    /// Whether it replaced one whose session was gone or missing.
     is_replacement: bool,
     /// Whether a call was answered under it.
     is_proven: AtomicBool,
@@ -142,6 +142,11 @@ impl Agreement {
         self.is_proven.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the server keeps a session for us.
+    pub(crate) fn has_session(&self) -> bool {
+        matches!(&self.era, Era::Session { .. })
+    }
+
     /// Whether a vanished session can be the cause of a refusal: not where a new session met the same refusal at once.
     pub(crate) fn may_have_expired(&self) -> bool {
         matches!(&self.era, Era::Session { id: Some(_), .. })
@@ -149,15 +154,15 @@ impl Agreement {
     }
 }
 
-/// Agrees on an era. `replaces_session` says that a session of the third era has just been lost, which makes that era the first
-/// to try.
-pub(crate) async fn negotiate(http: &Http, replaces_session: bool) -> Result<Agreement, Status> {
+/// Agrees on an era. `wants_session` says that a server has just asked for a session, or lost ours, which makes the third era the
+/// first to try.
+pub(crate) async fn negotiate(http: &Http, wants_session: bool) -> Result<Agreement, Status> {
     let mut plans = VecDeque::from([
         Plan::Stateless(STATELESS.to_owned()),
         Plan::Plain,
         Plan::Handshake(HANDSHAKE[0].to_owned()),
     ]);
-    if replaces_session {
+    if wants_session {
         plans.rotate_right(1);
     }
     let mut tried: Vec<String> = Vec::new();
@@ -168,11 +173,12 @@ pub(crate) async fn negotiate(http: &Http, replaces_session: bool) -> Result<Agr
         }
         match attempt(http, &plan).await {
             Ok((era, tools)) => {
-                tracing::debug!(target: "colab_kernel::mcp", ?era, tools = tools.len(), "agreed");
+                // Without the session id, which opens the session to whoever knows it.
+                tracing::debug!(target: "colab_kernel::mcp", ?plan, tools = tools.len(), "agreed");
                 return Ok(Agreement {
                     era,
                     tools,
-                    is_replacement: replaces_session,
+                    is_replacement: wants_session,
                     is_proven: AtomicBool::new(false),
                 });
             }

@@ -105,24 +105,30 @@ impl Trouble {
 
     /// Whether the refusal may mean that the server has changed its era or forgotten our session.
     pub(crate) fn is_suspect(&self) -> bool {
-        let talks_of_protocol = || {
-            let message = self.status.message.to_ascii_lowercase();
-            [
-                "session id",
-                "session-id",
-                "session not found",
-                "initializ",
-                "protocol version",
-                "protocol-version",
-            ]
-            .iter()
-            .any(|words| message.contains(words))
-        };
         match (self.http, self.kind) {
             (Some(400 | 404 | 405 | 406 | 415), TroubleKind::Unrecognised) => true,
-            (Some(400 | 404), TroubleKind::Rpc(_)) => talks_of_protocol(),
+            (Some(400 | 404), TroubleKind::Rpc(_)) => {
+                self.mentions(&["protocol version", "protocol-version"])
+            }
             _ => false,
         }
+    }
+
+    /// Whether the MCP layer asks for the handshake that this call came without.
+    pub(crate) fn wants_session(&self) -> bool {
+        matches!(self.kind, TroubleKind::Rpc(_) | TroubleKind::Unrecognised)
+            && self.mentions(&[
+                "session id",
+                "session-id",
+                "not initialized",
+                "not been initialized",
+                "before initialization",
+            ])
+    }
+
+    fn mentions(&self, words: &[&str]) -> bool {
+        let message = self.status.message.to_ascii_lowercase();
+        words.iter().any(|words| message.contains(words))
     }
 
     /// Whether the refusal is how servers say that a session is gone.
@@ -131,7 +137,7 @@ impl Trouble {
             (Some(404), TroubleKind::Unrecognised) => true,
             (Some(404), TroubleKind::Rpc(code)) => code != -32601,
             (Some(400 | 401), TroubleKind::Rpc(_) | TroubleKind::Unrecognised) => {
-                self.status.message.to_ascii_lowercase().contains("session")
+                self.mentions(&["session"])
             }
             _ => false,
         }

@@ -26,7 +26,7 @@ use super::words;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long silence may last before a connection is tested, and how long the test may take.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How much of an error's body is read, and for how long.
 const ERROR_BODY_BYTES: usize = 256 * 1024;

@@ -132,15 +132,15 @@ impl Client {
     async fn renegotiate(
         &self,
         old: &Arc<Agreement>,
-        session_is_gone: bool,
+        wants_session: bool,
     ) -> Result<Arc<Agreement>, Status> {
-        self.agreement_after(Some(old), session_is_gone).await
+        self.agreement_after(Some(old), wants_session).await
     }
 
     async fn agreement_after(
         &self,
         old: Option<&Arc<Agreement>>,
-        session_is_gone: bool,
+        wants_session: bool,
     ) -> Result<Arc<Agreement>, Status> {
         let current = || {
             let agreed = self
@@ -159,7 +159,7 @@ impl Client {
         if let Some(agreed) = current() {
             return Ok(agreed);
         }
-        let negotiated = eras::negotiate(&self.inner.http, session_is_gone).await;
+        let negotiated = eras::negotiate(&self.inner.http, wants_session).await;
         let agreed = negotiated.map(Arc::new);
         *self
             .inner

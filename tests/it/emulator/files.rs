@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
-use super::lab::{Lab, fresh, limited, shared};
+use super::lab::{Connection, Lab, eventually, fresh, limited, shared};
 
 #[tokio::test]
 async fn without_a_good_token_everything_is_404() {
@@ -82,6 +82,29 @@ async fn every_get_runtime_gives_a_fresh_token_for_an_hour_and_earlier_ones_stay
             (3500..=3600).contains(&left.num_seconds()) && expiry.ends_with('Z'),
             "{expiry}"
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_expired_token_is_404_and_get_runtime_gives_a_new_one() {
+    limited(async {
+        let (lab, runtime) = Lab::with_runtime(&["token=1"]).await;
+        let connection = lab.connection(&runtime).await;
+        let status = async |connection: &Connection| {
+            let request = connection.get(&lab.http, "content/none.txt");
+            let response = request.send().await.unwrap();
+            (response.status().as_u16(), response.text().await.unwrap())
+        };
+        // The server's own 404 says more than the proxy's.
+        assert_ne!(status(&connection).await.1, "Not found\n");
+        eventually("the token expires", async || {
+            status(&connection).await == (404, "Not found\n".to_owned())
+        })
+        .await;
+        let renewed = lab.connection(&runtime).await;
+        assert_ne!(status(&renewed).await.1, "Not found\n");
+        lab.shutdown().await;
     })
     .await;
 }

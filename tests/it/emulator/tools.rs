@@ -244,6 +244,45 @@ async fn sessions_that_others_open_on_the_runtime_are_listed_and_can_be_used() {
 }
 
 #[tokio::test]
+async fn a_session_that_others_restart_or_close_goes_on_with_a_fresh_kernel() {
+    limited(async {
+        let (lab, runtime) = shared().await;
+        let connection = lab.connection(runtime).await;
+        let session = fresh(runtime);
+        let id = session.rsplit('/').next().unwrap();
+        lab.execute(&session, "x = 1").await.unwrap();
+        let request = |method, path: &str| {
+            lab.http
+                .request(method, format!("{}/{path}", connection.url))
+                .header("X-Colab-Runtime-Proxy-Token", &connection.token)
+        };
+        let listed = request(reqwest::Method::GET, "api/sessions").send().await;
+        let listed: Value = listed.unwrap().json().await.unwrap();
+        let all = listed.as_array().unwrap();
+        let ours = all.iter().find(|known| known["name"] == id).unwrap();
+        let kernel = ours["kernel"]["id"].as_str().unwrap();
+        let restart = format!("api/kernels/{kernel}/restart");
+        let restarted = request(reqwest::Method::POST, &restart).send().await;
+        assert!(restarted.unwrap().status().is_success());
+        let result = lab.execute(&session, "'x' in globals()").await.unwrap();
+        assert_eq!(result["result"], "False");
+        assert_eq!(result["executionCount"], 1);
+
+        lab.execute(&session, "x = 1").await.unwrap();
+        let close = format!("api/sessions/{}", ours["id"].as_str().unwrap());
+        let closed = request(reqwest::Method::DELETE, &close).send().await;
+        assert!(closed.unwrap().status().is_success());
+        assert!(!names(lab, runtime).await.contains(&session));
+        let result = lab.execute(&session, "'x' in globals()").await.unwrap();
+        assert_eq!(result["result"], "False");
+        lab.call("delete_session", json!({"name": session}))
+            .await
+            .unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn arguments_are_checked_against_the_schema() {
     limited(async {
         let (lab, runtime) = shared().await;

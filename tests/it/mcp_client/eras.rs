@@ -461,3 +461,31 @@ async fn all_pages_of_the_tools_are_read_once() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_server_that_wants_a_session_for_calls_alone_gets_one() {
+    for http in [200, 400] {
+        limited(async {
+            let server = Server::raw(move |seen| {
+                if seen.method() == "tools/call" && seen.header("mcp-session-id").is_none() {
+                    return Reply::rpc_error(
+                        http,
+                        seen,
+                        &json!({"code": -32600, "message": "Server not initialized"}),
+                    );
+                }
+                match seen.method() {
+                    "tools/list" => Reply::result(seen, &json!({"tools": []})),
+                    _ => session_server(seen, "2025-11-25", "s", ok),
+                }
+            })
+            .await;
+            let client = client(&server.url);
+            assert_eq!(
+                client.call("list_runtimes", map(json!({}))).await.unwrap(),
+                json!({"ok": true})
+            );
+        })
+        .await;
+    }
+}

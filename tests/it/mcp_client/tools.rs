@@ -236,3 +236,33 @@ async fn a_runtime_is_found_whatever_its_creation_answers() {
         .await;
     }
 }
+
+#[tokio::test]
+async fn a_runtime_whose_creation_was_lost_is_not_made_twice() {
+    limited(async {
+        let runtimes = Arc::new(std::sync::Mutex::new(vec![json!({"name": "runtimes/old"})]));
+        let made = Arc::clone(&runtimes);
+        let server = Server::stateless(json!([]), move |seen| {
+            let mut runtimes = made.lock().unwrap();
+            if tool(seen) == "list_runtimes" {
+                return answer(seen, &json!({"runtimes": *runtimes}));
+            }
+            runtimes.push(json!({"name": "runtimes/new", "runtimeSpec": cpu()}));
+            Reply::new(503, "text/plain", "the answer is lost")
+        })
+        .await;
+        let client = client(&server.url);
+        let before = client.list_runtimes().await.unwrap();
+        assert_eq!(
+            client.create_runtime(&cpu(), "id").await.unwrap_err().code,
+            Code::Unavailable
+        );
+        let found = client
+            .create_runtime_again(&cpu(), "id", &before)
+            .await
+            .unwrap();
+        assert_eq!(found.name, "runtimes/new");
+        assert_eq!(called(&server, "create_runtime").len(), 1);
+    })
+    .await;
+}
