@@ -104,7 +104,7 @@ enum Reason {
 
 impl ConnectionInfo {
     /// Reads a connection file. One pair of quotes around the path is taken away: VS Code wraps paths with blanks in them
-    /// (https://github.com/microsoft/vscode-jupyter/issues/7203).
+    /// (<https://github.com/microsoft/vscode-jupyter/issues/7203>).
     pub fn load(path: &Path) -> Result<Self, ConnectionError> {
         let path = unquoted(path);
         let fail = |reason| ConnectionError {

@@ -53,11 +53,11 @@ pub struct SocketGuard(Arc<Mutex<Held>>);
 struct Held {
     tasks: JoinSet<()>,
     files: Vec<OwnedFile>,
-    _directory: Option<TempDir>,
+    _directory: Option<PrivateDirectory>,
 }
 
 impl SocketGuard {
-    pub(super) fn new(directory: Option<TempDir>) -> Self {
+    pub(super) fn new(directory: Option<PrivateDirectory>) -> Self {
         Self(Arc::new(Mutex::new(Held {
             _directory: directory,
             ..Held::default()
@@ -85,31 +85,57 @@ impl SocketGuard {
 
 #[cfg(unix)]
 const PREFIX: &str = "colab-kernel-wire-";
-
-/// A directory that only this user can enter. Unix socket paths are at most about 100 bytes long, so where the temporary
-/// directory's own path is long `/tmp` takes its place.
 #[cfg(unix)]
-pub(super) fn private_directory() -> std::io::Result<TempDir> {
-    use std::os::unix::fs::PermissionsExt;
+const LOCK: &str = "lock";
 
-    const LONGEST: usize = 60;
-    let mut parent = std::env::temp_dir();
-    if parent.as_os_str().len() > LONGEST {
-        parent = PathBuf::from("/tmp");
-    }
-    tempfile::Builder::new()
-        .prefix(PREFIX)
-        .permissions(std::fs::Permissions::from_mode(0o700))
-        .tempdir_in(parent)
+/// A directory that only this user can enter, with a file that is locked for as long as this process lives.
+#[derive(Debug)]
+pub(super) struct PrivateDirectory {
+    directory: TempDir,
+    _lock: std::fs::File,
 }
 
-/// Removes the private directories of kernels that were killed: those beside `own` in which nobody listens at `socket`. Touches
-/// nothing but sockets and the directory they are in.
 #[cfg(unix)]
-pub(super) fn sweep(own: &Path, socket: &str) {
-    use std::io::ErrorKind;
+impl PrivateDirectory {
+    /// Unix socket paths are at most about 100 bytes long, so where the temporary directory's own path is long `/tmp` takes
+    /// its place.
+    pub(super) fn create() -> std::io::Result<Self> {
+        const LONGEST: usize = 60;
+        let usual = std::env::temp_dir();
+        if usual.as_os_str().len() > LONGEST {
+            return Self::create_in(Path::new("/tmp"));
+        }
+        Self::create_in(&usual)
+    }
+
+    fn create_in(parent: &Path) -> std::io::Result<Self> {
+        use std::os::unix::fs::PermissionsExt;
+
+        let directory = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .permissions(std::fs::Permissions::from_mode(0o700))
+            .tempdir_in(parent)?;
+        // It gets its name when it is locked: a lock file without a lock means a killed kernel.
+        let unnamed = directory.path().join("unlocked");
+        let lock = std::fs::File::create_new(&unnamed)?;
+        lock.lock()?;
+        std::fs::rename(unnamed, directory.path().join(LOCK))?;
+        Ok(Self {
+            directory,
+            _lock: lock,
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+/// Removes the private directories of kernels that were killed: those beside `own` whose lock nobody holds. Touches nothing but
+/// sockets, the lock and the directory they are in.
+#[cfg(unix)]
+pub(super) fn sweep(own: &Path) {
     use std::os::unix::fs::FileTypeExt;
-    use std::os::unix::net::UnixStream;
 
     let entries = own.parent().and_then(|parent| parent.read_dir().ok());
     for directory in entries.into_iter().flatten().flatten() {
@@ -118,15 +144,18 @@ pub(super) fn sweep(own: &Path, socket: &str) {
             .to_str()
             .is_some_and(|name| name.starts_with(PREFIX));
         let path = directory.path();
-        let dead = || {
-            UnixStream::connect(path.join(socket))
-                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        if !ours || path == own || !directory.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let Ok(lock) = std::fs::File::open(path.join(LOCK)) else {
+            continue;
         };
-        if !ours || !directory.file_type().is_ok_and(|kind| kind.is_dir()) || !dead() {
+        if lock.try_lock().is_err() {
             continue;
         }
         for file in path.read_dir().into_iter().flatten().flatten() {
-            if file.file_type().is_ok_and(|kind| kind.is_socket()) {
+            let socket = file.file_type().is_ok_and(|kind| kind.is_socket());
+            if socket || file.file_name() == LOCK {
                 let _ = std::fs::remove_file(file.path());
             }
         }
@@ -159,7 +188,7 @@ mod tests {
     fn the_private_directory_is_private_and_goes_with_the_guard() {
         use std::os::unix::fs::PermissionsExt;
 
-        let directory = private_directory().unwrap();
+        let directory = PrivateDirectory::create().unwrap();
         let path = directory.path().to_owned();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
@@ -173,21 +202,21 @@ mod tests {
         use std::os::unix::net::UnixListener;
 
         let parent = tempfile::tempdir().unwrap();
+        let own = PrivateDirectory::create_in(parent.path()).unwrap();
+        let living = PrivateDirectory::create_in(parent.path()).unwrap();
         let make = |name: &str| {
             let path = parent.path().join(name);
             std::fs::create_dir(&path).unwrap();
             path
         };
-        let own = make("colab-kernel-wire-own");
-        let living = make("colab-kernel-wire-living");
-        let _listener = UnixListener::bind(living.join("shell")).unwrap();
         let starting = make("colab-kernel-wire-starting");
-        let dead = make("colab-kernel-wire-dead");
-        drop(UnixListener::bind(dead.join("shell")).unwrap());
         let foreign = make("foreign");
-        drop(UnixListener::bind(foreign.join("shell")).unwrap());
-        sweep(&own, "shell");
-        let left = [&own, &living, &starting, &dead, &foreign].map(|path| path.exists());
-        assert_eq!(left, [true, true, true, false, true]);
+        std::fs::write(foreign.join(LOCK), "").unwrap();
+        let killed = make("colab-kernel-wire-killed");
+        std::fs::write(killed.join(LOCK), "").unwrap();
+        drop(UnixListener::bind(killed.join("shell")).unwrap());
+        sweep(own.path());
+        let left = [own.path(), living.path(), &starting, &foreign, &killed];
+        assert_eq!(left.map(Path::exists), [true, true, true, true, false]);
     }
 }

@@ -17,7 +17,7 @@
 //! one past the gate.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ const CLIENT_LIMITS: Limits = Limits {
     frame: FRAME_LIMIT,
     message: 4 * FRAME_LIMIT,
 };
-const CHUNK: usize = 64 * 1024;
+const CHUNK: usize = 32 * 1024;
 /// How long the handshake with the crate may take, which lies on this machine.
 const INNER_LIMIT: Duration = Duration::from_secs(1);
 /// A PING with its header and the longest context that RFC 37 allows. Longer commands are none that we answer.
@@ -54,7 +54,7 @@ type InnerStream = tokio::net::TcpStream;
 #[derive(Debug, Clone)]
 pub(super) struct Inner {
     #[cfg(unix)]
-    path: PathBuf,
+    path: std::path::PathBuf,
     #[cfg(not(unix))]
     address: std::net::SocketAddr,
 }

@@ -1,7 +1,7 @@
 //! The iopub publisher: ZMTP 3.1 towards SUB and XSUB sockets, over tcp or ipc.
 //!
 //! * All subscribers get all messages of their topics in the order in which they were published, except for what the policy in
-//!   [`subscriber`](super::subscriber) says of one that does not read.
+//!   `subscriber.rs` says of one that does not read.
 //! * `iopub_welcome` is sent at each new subscription, before anything else of it (JEP 65).
 //! * Publishing waits only for subscribers that read; [`IoPub::flush`] waits until the bytes are in their sockets.
 
@@ -79,6 +79,9 @@ impl IoPub {
 
     /// Publishes a message with metadata or buffers.
     pub async fn send(&self, message: OutMessage) {
+        if self.shared.subscribers().is_empty() {
+            return;
+        }
         let message = self.shared.encode(message);
         loop {
             let moved = self.shared.moved.notified();

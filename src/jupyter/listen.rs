@@ -113,7 +113,10 @@ async fn bind_tcp(ip: &str, port: u16, send_buffer: Option<u32>) -> io::Result<T
         bracketed => bracketed.trim_start_matches('[').trim_end_matches(']'),
     };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the address has no meaning here");
-    for address in tokio::net::lookup_host((host, port)).await? {
+    // "localhost" means ::1 as well, where ZeroMQ clients do not look first.
+    let mut addresses: Vec<_> = tokio::net::lookup_host((host, port)).await?.collect();
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    for address in addresses {
         match listen_tcp(address, send_buffer) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = error,

@@ -1,7 +1,7 @@
 //! Signing: an HMAC over the four JSON frames of a message, exactly as they are on the wire.
 //!
 //! * Signatures are compared in constant time, and over the bytes received: nothing is parsed before it is verified.
-//! * A signature that has been accepted once is refused the second time (within the last [`REMEMBERED`] messages), so that a
+//! * A signature that has been accepted once is refused the second time (within the last 65,536 messages), so that a
 //!   recorded request cannot be sent again.
 //! * An empty key means that messages are not signed and not verified, as the messaging spec has it.
 

@@ -37,8 +37,6 @@ const REP: Role = Role {
     minor: 0,
 };
 
-const SHELL: &str = "shell";
-
 /// The heartbeat answers one client after the other, so none may keep the others waiting.
 const HEARTBEAT_WRITE_LIMIT: Duration = Duration::from_secs(1);
 
@@ -81,7 +79,7 @@ impl Sockets {
         let binder = Binder::new(info, session)?;
         // iopub first: a client must be able to subscribe before anything it asks for is published.
         let iopub = binder.iopub(info.iopub_port).await?;
-        let (shell, shell_out) = binder.router(SHELL, info.shell_port).await?;
+        let (shell, shell_out) = binder.router("shell", info.shell_port).await?;
         let (control, control_out) = binder.router("control", info.control_port).await?;
         let (stdin, stdin_out) = binder.router("stdin", info.stdin_port).await?;
         binder.heartbeat(info.hb_port).await?;
@@ -222,7 +220,7 @@ struct Binder<'a> {
 impl<'a> Binder<'a> {
     #[cfg(unix)]
     fn new(info: &'a ConnectionInfo, session: Arc<Session>) -> Result<Self, BindError> {
-        let directory = super::files::private_directory().map_err(|source| BindError {
+        let directory = super::files::PrivateDirectory::create().map_err(|source| BindError {
             socket: "private directory",
             endpoint: std::env::temp_dir().display().to_string(),
             source,
@@ -250,7 +248,7 @@ impl<'a> Binder<'a> {
         #[cfg(unix)]
         {
             let own = self.directory.clone();
-            tokio::task::spawn_blocking(move || super::files::sweep(&own, SHELL));
+            tokio::task::spawn_blocking(move || super::files::sweep(&own));
         }
     }
 

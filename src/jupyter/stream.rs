@@ -4,7 +4,7 @@
 //! * The first text goes out at once. After that a message is sent when [`INTERVAL`] has passed, when [`PIECE`] bytes have come
 //!   together, or when the other stream is written to.
 //! * A message holds at most [`PIECE`] bytes of text and is cut between characters. Text that comes alone is not cut below that.
-//! * Publishing is paced ([`pace`](super::pace)) and waits for slow subscribers, and [`Coalescer::push`] with it.
+//! * Publishing is paced (see `pace.rs`) and waits for slow subscribers, and [`Coalescer::push`] with it.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! ZMTP 3: the greeting, the READY command and the frame headers, for the gate and for the publisher
-//! (https://rfc.zeromq.org/spec/23/ and /37/; mechanism NULL).
+//! (<https://rfc.zeromq.org/spec/23/> and <https://rfc.zeromq.org/spec/37/>; mechanism NULL).
 //!
 //! Everything here reads what a stranger sent: lengths are checked before anything is kept, and nothing is answered with more
 //! than a closed connection.

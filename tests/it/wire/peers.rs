@@ -154,7 +154,7 @@ async fn what_a_client_sent_before_it_left_is_still_delivered() {
 async fn a_flushed_reply_arrives_whole_though_the_sockets_are_closed_at_once() {
     within(async {
         for size in [10, 20_000_000] {
-            let mut parrot = Parrot::start(Transport::Tcp).await;
+            let mut parrot = Parrot::start_unsigned().await;
             let mut peer = Peer::connect(&parrot.endpoint("shell"), "DEALER", "").await;
             peer.send(&request("x_request", &format!("{{\"size\": {size}}}")))
                 .await;
@@ -172,7 +172,7 @@ async fn a_flushed_reply_arrives_whole_though_the_sockets_are_closed_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_ends_at_its_limit_when_a_client_does_not_read() {
     within(async {
-        let mut parrot = Parrot::start(Transport::Tcp).await;
+        let mut parrot = Parrot::start_unsigned().await;
         let mut peer = Peer::connect(&parrot.endpoint("shell"), "DEALER", "").await;
         peer.send(&request("x_request", "{\"size\": 20000000}"))
             .await;
@@ -190,7 +190,7 @@ async fn a_flush_ends_at_its_limit_when_a_client_does_not_read() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_does_not_read_its_replies_keeps_nobody_waiting() {
     within(async {
-        let mut parrot = Parrot::start(Transport::Tcp).await;
+        let mut parrot = Parrot::start_unsigned().await;
         let endpoint = parrot.endpoint("shell");
         let mut deaf = Peer::connect(&endpoint, "DEALER", "deaf").await;
         let mut other = Peer::connect(&endpoint, "DEALER", "other").await;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use colab_kernel::backend::StreamName::{self, Stderr, Stdout};
-use colab_kernel::jupyter::{Coalescer, Parent, Transport};
+use colab_kernel::jupyter::{Coalescer, Parent};
 use serde_json::json;
 
 use super::client::Peer;
@@ -18,7 +18,7 @@ struct Texts {
 
 impl Texts {
     async fn start() -> Self {
-        let parrot = Parrot::start(Transport::Tcp).await;
+        let parrot = Parrot::start_unsigned().await;
         let peer = Peer::subscriber(&parrot).await;
         let coalescer = Coalescer::new(parrot.iopub.clone(), Parent::none());
         Self {
