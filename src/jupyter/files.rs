@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tempfile::TempDir;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 /// A socket file that we made. Removed when this is dropped, unless another process has put its own in the place.
@@ -53,18 +54,24 @@ pub struct SocketGuard(Arc<Mutex<Held>>);
 struct Held {
     tasks: JoinSet<()>,
     files: Vec<OwnedFile>,
+    /// Ends the wire's thread when it is dropped.
+    _thread: Option<oneshot::Sender<()>>,
     _directory: Option<PrivateDirectory>,
 }
 
 impl SocketGuard {
-    pub(super) fn new(directory: Option<PrivateDirectory>) -> Self {
+    pub(super) fn new(
+        thread: Option<oneshot::Sender<()>>,
+        directory: Option<PrivateDirectory>,
+    ) -> Self {
         Self(Arc::new(Mutex::new(Held {
+            _thread: thread,
             _directory: directory,
             ..Held::default()
         })))
     }
 
-    /// Runs a socket's task for as long as the sockets are open.
+    /// Runs a socket's task, on the caller's runtime, for as long as the sockets are open.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.held().tasks.spawn(task);
     }
@@ -192,7 +199,7 @@ mod tests {
         let path = directory.path().to_owned();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
-        let guard = SocketGuard::new(Some(directory));
+        let guard = SocketGuard::new(None, Some(directory));
         guard.clone().close();
         assert!(!path.exists());
     }

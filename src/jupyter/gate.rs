@@ -1,7 +1,7 @@
 //! The gate: what stands between clients and the `zeromq` crate on shell, control, stdin and heartbeat.
 //!
 //! ```text
-//! client ──tcp or ipc──► gate: handshake, frame headers ──unix socket in a 0700 directory──► zeromq's ROUTER or REP
+//! client ──tcp or ipc──► gate: handshake, frame headers ──unix socket in a 0700 directory──► zeromq's ROUTER
 //! ```
 //!
 //! The crate has no limits of its own: a frame header that announces 2^35 bytes aborts the process, a silent connection is kept
@@ -107,8 +107,6 @@ pub(super) struct Gate {
     pub(super) role: Role,
     pub(super) inner: Inner,
     pub(super) links: Arc<Links>,
-    /// How long one write to a client may take. Needed where the crate answers one client after the other.
-    pub(super) write_limit: Option<Duration>,
 }
 
 impl Gate {
@@ -154,7 +152,7 @@ impl Gate {
         let (pong_sender, pongs) = mpsc::channel(PONGS);
         tokio::select! {
             end = inward(from_client, to_inner, pong_sender) => end,
-            end = self.outward(from_inner, to_client, pongs, link) => end,
+            end = outward(from_inner, to_client, pongs, link) => end,
         }
     }
 
@@ -169,49 +167,6 @@ impl Gate {
         zmtp::read_greeting(&mut inner).await?;
         zmtp::read_frame(&mut inner, CHUNK as u64).await?;
         Ok(inner)
-    }
-
-    /// Passes what `zeromq` answers to the client, and counts it once it is written.
-    async fn outward(
-        &self,
-        mut from: impl AsyncRead + Unpin,
-        mut to: impl AsyncWrite + Unpin,
-        mut pongs: mpsc::Receiver<Bytes>,
-        link: &Link,
-    ) -> io::Result<()> {
-        let mut scanner = FrameScanner::new(Limits::NONE);
-        let mut buffer = vec![0; CHUNK];
-        loop {
-            let len = tokio::select! {
-                len = from.read(&mut buffer) => len?,
-                Some(pong) = pongs.recv(), if scanner.between_messages() => {
-                    self.within_limit(to.write_all(&pong)).await?;
-                    continue;
-                }
-            };
-            if len == 0 {
-                return Ok(());
-            }
-            let chunk = &buffer[..len];
-            self.within_limit(to.write_all(chunk)).await?;
-            let mut messages = 0;
-            let mut rest = chunk;
-            while !rest.is_empty() {
-                let span = scanner.span(rest)?;
-                messages += u64::from(span.ends_message);
-                rest = &rest[span.len..];
-            }
-            link.wrote(messages, len);
-        }
-    }
-
-    async fn within_limit(&self, write: impl Future<Output = io::Result<()>>) -> io::Result<()> {
-        let Some(limit) = self.write_limit else {
-            return write.await;
-        };
-        tokio::time::timeout(limit, write)
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -260,11 +215,35 @@ fn answer(frame: &[u8], pongs: &mpsc::Sender<Bytes>) {
     }
 }
 
-/// The frames of a message for a client, as `zeromq` wants them: the connection's name first.
-pub(super) fn addressed(name: Bytes, frames: Vec<Bytes>) -> zeromq::ZmqMessage {
-    let mut message = zeromq::ZmqMessage::from(name);
-    for frame in frames {
-        message.push_back(frame);
+/// Passes what `zeromq` answers to the client, and counts it once it is written.
+async fn outward(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut pongs: mpsc::Receiver<Bytes>,
+    link: &Link,
+) -> io::Result<()> {
+    let mut scanner = FrameScanner::new(Limits::NONE);
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let len = tokio::select! {
+            len = from.read(&mut buffer) => len?,
+            Some(pong) = pongs.recv(), if scanner.between_messages() => {
+                to.write_all(&pong).await?;
+                continue;
+            }
+        };
+        if len == 0 {
+            return Ok(());
+        }
+        let chunk = &buffer[..len];
+        to.write_all(chunk).await?;
+        let mut messages = 0;
+        let mut rest = chunk;
+        while !rest.is_empty() {
+            let span = scanner.span(rest)?;
+            messages += u64::from(span.ends_message);
+            rest = &rest[span.len..];
+        }
+        link.wrote(messages, len);
     }
-    message
 }

@@ -197,6 +197,12 @@ impl Links {
         self.table().by_identity.get(identity).cloned()
     }
 
+    /// The connection that `zeromq` knows by this name.
+    pub(super) fn named(&self, name: &[u8]) -> Option<Arc<Link>> {
+        let number = number_of(name)?;
+        self.table().by_number.get(&number).cloned()
+    }
+
     /// The client's identity, from the name under which `zeromq` has delivered a message of its. Also of one that is gone: what
     /// it sent before is still delivered.
     pub(super) fn identity(&self, name: &Bytes) -> Option<Bytes> {
@@ -210,8 +216,7 @@ impl Links {
 
     /// Notes that `zeromq` knows the connection of this name.
     pub(super) fn mark_ready(&self, name: &[u8]) {
-        let link = number_of(name).and_then(|number| self.table().by_number.get(&number).cloned());
-        if let Some(link) = link {
+        if let Some(link) = self.named(name) {
             link.set_ready();
         }
     }

@@ -1,7 +1,7 @@
 //! The Jupyter wire protocol: connection file, envelope, signing, the sockets and what publishes on iopub.
 //!
 //! ```text
-//! connection  the file          listen ─► gate ─► zeromq ─► sockets (Inbox, Outbox; links: who is connected)
+//! connection  the file          listen ─► gate ─► router (zeromq) ─► sockets (Inbox, Outbox; links: who is connected)
 //! message     the envelope      listen ─► iopub (subscriber: queue and policy) ◄─ stream (coalescer; pace)
 //! signing     the HMAC          zmtp: greeting and frames, for both; files: what is removed at the end
 //! ```
@@ -16,6 +16,7 @@ mod links;
 mod listen;
 pub mod message;
 mod pace;
+mod router;
 pub mod signing;
 pub mod sockets;
 pub mod stream;

@@ -3,27 +3,28 @@
 //! * What comes out of an [`Inbox`] is signed, well-formed and new. Everything else is logged, without its content, and dropped;
 //!   no message ends a loop.
 //! * An [`Outbox`] never waits for a client that does not read: such a client is disconnected when too much waits for it.
-//! * The heartbeat has a task of its own and echoes what it gets, whatever the kernel does.
+//! * The heartbeat echoes what it gets, whatever the kernel does. Clients see a REP; behind the gate it is a ROUTER, because the
+//!   crate's REP answers one client after the other and holds a lock meanwhile.
 
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
-use zeromq::{
-    RepSocket, RouterRecvHalf, RouterSendHalf, RouterSocket, Socket, SocketEvent, SocketRecv,
-    SocketSend, ZmqError,
-};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use zeromq::{RouterRecvHalf, RouterSendHalf, RouterSocket, Socket};
 
 use super::connection::ConnectionInfo;
 use super::files::SocketGuard;
-use super::gate::{self, Gate, Inner};
+use super::gate::{Gate, Inner};
 use super::iopub::{self, IoPub};
-use super::links::Links;
+use super::links::{Link, Links};
 use super::listen::{Endpoint, Listener};
 use super::message::{OutMessage, Request, Session};
+use super::router;
 use super::zmtp::{self, Role};
 
 const ROUTER: Role = Role {
@@ -36,9 +37,6 @@ const REP: Role = Role {
     accepts: &["REQ", "DEALER"],
     minor: 0,
 };
-
-/// The heartbeat answers one client after the other, so none may keep the others waiting.
-const HEARTBEAT_WRITE_LIMIT: Duration = Duration::from_secs(1);
 
 /// All sockets of a kernel. The heartbeat is served inside.
 #[derive(Debug)]
@@ -73,26 +71,27 @@ pub struct BindError {
     source: io::Error,
 }
 
+impl BindError {
+    fn local(source: io::Error) -> Self {
+        Self {
+            socket: "private directory and thread",
+            endpoint: std::env::temp_dir().display().to_string(),
+            source,
+        }
+    }
+}
+
 impl Sockets {
     /// Binds all five sockets. When it returns, each of them accepts connections and the heartbeat answers.
     pub async fn bind(info: &ConnectionInfo, session: Arc<Session>) -> Result<Self, BindError> {
-        let binder = Binder::new(info, session)?;
+        let (binder, wire) = Binder::new(info, session)?;
         // iopub first: a client must be able to subscribe before anything it asks for is published.
-        let iopub = binder.iopub(info.iopub_port).await?;
-        let (shell, shell_out) = binder.router("shell", info.shell_port).await?;
-        let (control, control_out) = binder.router("control", info.control_port).await?;
-        let (stdin, stdin_out) = binder.router("stdin", info.stdin_port).await?;
-        binder.heartbeat(info.hb_port).await?;
-        binder.sweep();
-        Ok(Self {
-            shell,
-            control,
-            stdin,
-            shell_out,
-            control_out,
-            stdin_out,
-            iopub,
-            guard: binder.guard,
+        let iopub = binder.iopub().await?;
+        let guard = binder.guard.clone();
+        let rest = wire.spawn(async move { binder.rest(iopub).await }).await;
+        rest.unwrap_or_else(|ended| {
+            guard.close();
+            Err(BindError::local(io::Error::other(ended)))
         })
     }
 }
@@ -100,7 +99,7 @@ impl Sockets {
 /// The receiving half of a ROUTER socket.
 pub struct Inbox {
     socket: &'static str,
-    receiver: RouterRecvHalf,
+    messages: mpsc::Receiver<Vec<Bytes>>,
     links: Arc<Links>,
     session: Arc<Session>,
     _guard: SocketGuard,
@@ -110,14 +109,7 @@ impl Inbox {
     /// The next valid message. Cancel-safe. `None`: the socket is closed.
     pub async fn recv(&mut self) -> Option<Request> {
         loop {
-            let mut frames = match self.receiver.recv().await {
-                Ok(message) => message.into_vec(),
-                Err(ZmqError::NoMessage) => return None,
-                Err(error) => {
-                    tracing::debug!(socket = self.socket, %error, "a connection ended badly");
-                    continue;
-                }
-            };
+            let mut frames = self.messages.recv().await?;
             let Some(identity) = frames.first().and_then(|name| self.links.identity(name)) else {
                 continue;
             };
@@ -142,7 +134,7 @@ impl std::fmt::Debug for Inbox {
 #[derive(Clone)]
 pub struct Outbox {
     socket: &'static str,
-    sender: RouterSendHalf,
+    messages: mpsc::UnboundedSender<(Arc<Link>, Vec<Bytes>)>,
     links: Arc<Links>,
     session: Arc<Session>,
     _guard: SocketGuard,
@@ -175,22 +167,11 @@ impl Outbox {
         if ready != Ok(true) {
             return;
         }
-        if !link.queue(zmtp::wire_len(&frames)) {
+        if !router::enqueue(&self.messages, link, frames) {
             tracing::warn!(
                 socket = self.socket,
                 "disconnected a client that does not read its replies"
             );
-            return;
-        }
-        let sent = self
-            .sender
-            .clone()
-            .send(gate::addressed(link.name(), frames))
-            .await;
-        if let Err(error) = sent {
-            // The crate has lost the connection: nothing more will be written to it.
-            tracing::debug!(socket = self.socket, %error, "could not send");
-            link.close();
         }
     }
 
@@ -210,37 +191,126 @@ impl std::fmt::Debug for Outbox {
 }
 
 /// Binds one socket after the other.
-struct Binder<'a> {
-    info: &'a ConnectionInfo,
+struct Binder {
+    info: ConnectionInfo,
     session: Arc<Session>,
     guard: SocketGuard,
-    directory: std::path::PathBuf,
+    directory: PathBuf,
 }
 
-impl<'a> Binder<'a> {
-    #[cfg(unix)]
-    fn new(info: &'a ConnectionInfo, session: Arc<Session>) -> Result<Self, BindError> {
-        let directory = super::files::PrivateDirectory::create().map_err(|source| BindError {
-            socket: "private directory",
-            endpoint: std::env::temp_dir().display().to_string(),
-            source,
-        })?;
-        Ok(Self {
-            info,
+impl Binder {
+    /// With the runtime of the thread on which everything but iopub runs.
+    fn new(info: &ConnectionInfo, session: Arc<Session>) -> Result<(Self, Handle), BindError> {
+        let (wire, stop) = router::thread().map_err(BindError::local)?;
+        #[cfg(unix)]
+        let (directory, guard) = {
+            let private = super::files::PrivateDirectory::create().map_err(BindError::local)?;
+            let path = private.path().to_owned();
+            (path, SocketGuard::new(Some(stop), Some(private)))
+        };
+        #[cfg(not(unix))]
+        let (directory, guard) = (PathBuf::new(), SocketGuard::new(Some(stop), None));
+        let binder = Self {
+            info: info.clone(),
             session,
-            directory: directory.path().to_owned(),
-            guard: SocketGuard::new(Some(directory)),
+            guard,
+            directory,
+        };
+        Ok((binder, wire))
+    }
+
+    async fn iopub(&self) -> Result<IoPub, BindError> {
+        let port = self.info.iopub_port;
+        let listener = self.listen("iopub", port, Some(iopub::SEND_BUFFER)).await?;
+        let session = self.session.clone();
+        Ok(IoPub::new(session, listener, self.guard.clone()))
+    }
+
+    async fn rest(self, iopub: IoPub) -> Result<Sockets, BindError> {
+        let (shell, shell_out) = self.router("shell", self.info.shell_port).await?;
+        let (control, control_out) = self.router("control", self.info.control_port).await?;
+        let (stdin, stdin_out) = self.router("stdin", self.info.stdin_port).await?;
+        self.heartbeat(self.info.hb_port).await?;
+        self.sweep();
+        Ok(Sockets {
+            shell,
+            control,
+            stdin,
+            shell_out,
+            control_out,
+            stdin_out,
+            iopub,
+            guard: self.guard,
         })
     }
 
-    #[cfg(not(unix))]
-    fn new(info: &'a ConnectionInfo, session: Arc<Session>) -> Result<Self, BindError> {
-        Ok(Self {
-            info,
-            session,
-            directory: std::path::PathBuf::new(),
-            guard: SocketGuard::new(None),
-        })
+    async fn router(&self, name: &'static str, port: u16) -> Result<(Inbox, Outbox), BindError> {
+        let (sender, receiver, links) = self.gated(name, port, ROUTER).await?;
+        let (to_inbox, from_clients) = mpsc::channel(router::WAITING);
+        let (to_clients, from_outbox) = mpsc::unbounded_channel();
+        self.guard.spawn(router::receive(receiver, to_inbox));
+        self.guard.spawn(router::send(sender, from_outbox));
+        let inbox = Inbox {
+            socket: name,
+            messages: from_clients,
+            links: links.clone(),
+            session: self.session.clone(),
+            _guard: self.guard.clone(),
+        };
+        let outbox = Outbox {
+            socket: name,
+            messages: to_clients,
+            links,
+            session: self.session.clone(),
+            _guard: self.guard.clone(),
+        };
+        Ok((inbox, outbox))
+    }
+
+    async fn heartbeat(&self, port: u16) -> Result<(), BindError> {
+        let (sender, receiver, links) = self.gated("heartbeat", port, REP).await?;
+        self.guard.spawn(router::echo(receiver, sender, links));
+        Ok(())
+    }
+
+    /// A ROUTER that plays this role behind a gate.
+    async fn gated(
+        &self,
+        name: &'static str,
+        port: u16,
+        role: Role,
+    ) -> Result<(RouterSendHalf, RouterRecvHalf, Arc<Links>), BindError> {
+        let links = Arc::new(Links::default());
+        let mut socket = RouterSocket::new();
+        let events = socket.monitor();
+        let inner = Inner::bind(&mut socket, &self.directory, name)
+            .await
+            .map_err(|source| self.failed(name, port, source))?;
+        let listener = self.listen(name, port, None).await?;
+        let gate = Gate {
+            name,
+            role,
+            inner,
+            links: links.clone(),
+        };
+        self.guard.spawn(router::follow(events, links.clone()));
+        self.guard.spawn(gate.run(listener));
+        let (sender, receiver) = socket.split();
+        Ok((sender, receiver, links))
+    }
+
+    async fn listen(
+        &self,
+        name: &'static str,
+        port: u16,
+        send_buffer: Option<u32>,
+    ) -> Result<Listener, BindError> {
+        let endpoint = Endpoint::new(&self.info, port);
+        let (listener, file) = Listener::bind(&endpoint, send_buffer)
+            .await
+            .map_err(|source| self.failed(name, port, source))?;
+        self.guard.keep(file);
+        Ok(listener)
     }
 
     /// Clears up after kernels that were killed, beside the main work.
@@ -252,119 +322,11 @@ impl<'a> Binder<'a> {
         }
     }
 
-    async fn router(&self, name: &'static str, port: u16) -> Result<(Inbox, Outbox), BindError> {
-        let links = Arc::new(Links::default());
-        let mut router = RouterSocket::new();
-        let events = router.monitor();
-        self.gate(&mut router, ROUTER, name, port, links.clone())
-            .await?;
-        self.guard.spawn(follow(events, links.clone()));
-        let (sender, receiver) = router.split();
-        let inbox = Inbox {
-            socket: name,
-            receiver,
-            links: links.clone(),
-            session: self.session.clone(),
-            _guard: self.guard.clone(),
-        };
-        let outbox = Outbox {
-            socket: name,
-            sender,
-            links,
-            session: self.session.clone(),
-            _guard: self.guard.clone(),
-        };
-        Ok((inbox, outbox))
-    }
-
-    async fn heartbeat(&self, port: u16) -> Result<(), BindError> {
-        let mut rep = RepSocket::new();
-        self.gate(&mut rep, REP, "heartbeat", port, Arc::default())
-            .await?;
-        self.guard.spawn(echo(rep));
-        Ok(())
-    }
-
-    async fn iopub(&self, port: u16) -> Result<IoPub, BindError> {
-        let listener = self.listen("iopub", port, Some(iopub::SEND_BUFFER)).await?;
-        Ok(IoPub::new(
-            self.session.clone(),
-            listener,
-            self.guard.clone(),
-        ))
-    }
-
-    async fn gate(
-        &self,
-        socket: &mut impl Socket,
-        role: Role,
-        name: &'static str,
-        port: u16,
-        links: Arc<Links>,
-    ) -> Result<(), BindError> {
-        let inner = Inner::bind(socket, Path::new(&self.directory), name)
-            .await
-            .map_err(|source| self.failed(name, port, source))?;
-        let listener = self.listen(name, port, None).await?;
-        let gate = Gate {
-            name,
-            role,
-            inner,
-            links,
-            write_limit: (role.socket_type == REP.socket_type).then_some(HEARTBEAT_WRITE_LIMIT),
-        };
-        self.guard.spawn(gate.run(listener));
-        Ok(())
-    }
-
-    async fn listen(
-        &self,
-        name: &'static str,
-        port: u16,
-        send_buffer: Option<u32>,
-    ) -> Result<Listener, BindError> {
-        let endpoint = Endpoint::new(self.info, port);
-        let (listener, file) = Listener::bind(&endpoint, send_buffer)
-            .await
-            .map_err(|source| self.failed(name, port, source))?;
-        self.guard.keep(file);
-        Ok(listener)
-    }
-
     fn failed(&self, socket: &'static str, port: u16, source: io::Error) -> BindError {
         BindError {
             socket,
-            endpoint: Endpoint::new(self.info, port).to_string(),
+            endpoint: Endpoint::new(&self.info, port).to_string(),
             source,
-        }
-    }
-}
-
-/// Tells the links which connections `zeromq` knows.
-async fn follow(
-    mut events: impl futures_util::Stream<Item = SocketEvent> + Unpin,
-    links: Arc<Links>,
-) {
-    use futures_util::StreamExt;
-
-    while let Some(event) = events.next().await {
-        if let SocketEvent::Accepted(_, name) = event {
-            links.mark_ready(&name);
-        }
-    }
-}
-
-/// The heartbeat: every message goes back as it came.
-async fn echo(mut rep: RepSocket) {
-    loop {
-        match rep.recv().await {
-            Ok(message) => {
-                // A client that left meanwhile needs no answer.
-                let _ = rep.send(message).await;
-            }
-            Err(ZmqError::NoMessage) => return,
-            // One bad message or connection; the others go on.
-            Err(error) => tracing::debug!(%error, "bad heartbeat"),
         }
     }
 }
