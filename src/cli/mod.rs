@@ -18,6 +18,7 @@ pub mod uninstall;
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -26,6 +27,9 @@ use crate::config::ConfigError;
 
 /// Wrong usage, as for clap's own errors.
 const USAGE: u8 = 2;
+
+/// How long a finished command waits for what cannot be cancelled.
+const LAST_TASKS: Duration = Duration::from_millis(100);
 
 /// A Jupyter kernel that runs its cells on Google Colab.
 #[derive(Debug, Parser)]
@@ -99,8 +103,9 @@ fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resu
         .build()
         .context("The threads could not be started")?;
     let outcome = runtime.block_on(command);
-    // A blocking read of standard input or of a name server cannot be cancelled, and nobody waits for it any more.
-    runtime.shutdown_background();
+    // Tasks hold what is to be removed at the end, so they are dropped first. A question to a name server cannot be cancelled, and
+    // nobody waits for its answer any more.
+    runtime.shutdown_timeout(LAST_TASKS);
     outcome
 }
 

@@ -194,7 +194,7 @@ fn the_config_file_is_read_and_named() {
 }
 
 #[test]
-fn a_missing_connection_file_is_one_line_on_stderr() {
+fn a_missing_connection_file_is_named() {
     let home = home();
     let output = run(colab_kernel(home.path()).args(["kernel", "-f", "nowhere.json"]));
     let text = stderr(&output);
@@ -203,7 +203,6 @@ fn a_missing_connection_file_is_one_line_on_stderr() {
         text.starts_with("error: ") && text.contains("nowhere.json"),
         "{text}"
     );
-    assert_eq!(text.lines().count(), 1, "{text}");
     assert!(output.stdout.is_empty());
 }
 
