@@ -14,7 +14,15 @@ fn pytest(file: &str) {
     );
     let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/python");
     let output = Command::new(python)
-        .args(["-m", "pytest", "-q", "--timeout", "300", "-p", "no:cacheprovider"])
+        .args([
+            "-m",
+            "pytest",
+            "-q",
+            "--timeout",
+            "300",
+            "-p",
+            "no:cacheprovider",
+        ])
         .arg(tests.join(file))
         .env("COLAB_KERNEL_BIN", env!("CARGO_BIN_EXE_colab-kernel"))
         .env("COLAB_KERNEL_CACHE_DIR", target_dir().join("python"))

@@ -97,7 +97,7 @@ async fn an_interrupt_ends_every_wait_at_once_and_does_not_leak() {
                 .contains("before the cell was submitted")
         );
         assert!(took < Duration::from_millis(50), "{tool}: {took:?}");
-            assert!(run(&backend, cell("y")).await.outcome.is_ok(), "{tool}");
+        assert!(run(&backend, cell("y")).await.outcome.is_ok(), "{tool}");
     }
 }
 
