@@ -226,8 +226,8 @@ async fn without_stop_on_error_the_queue_goes_on_but_a_lost_session_aborts_it() 
     let behind = client.send("execute_request", &going_on("print no")).await;
     let info = client.send("kernel_info_request", &json!({})).await;
     assert_eq!(client.reply().await.parent_id(), info);
-    client.send("interrupt_request", &json!({})).await;
-    assert_eq!(client.reply().await.msg_type(), "interrupt_reply");
+    client.send_control("interrupt_request", &json!({})).await;
+    client.control_reply().await;
     client.answer(&wait).await;
     let lost = client.answer(&lose).await;
     assert_eq!(lost.reply.content["ename"], "ColabSessionLost");
@@ -377,6 +377,20 @@ async fn shutdown_ends_a_running_cell() {
         .await
         .unwrap()
         .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupt_on_shell_reaches_a_running_cell() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let cell = client.send("execute_request", &execute("wait")).await;
+    client.until(&cell, "execute_input").await;
+    let interrupt = client.send("interrupt_request", &json!({})).await;
+    let replies = [client.reply().await, client.reply().await];
+    for (id, msg_type) in [(&cell, "execute_reply"), (&interrupt, "interrupt_reply")] {
+        let reply = replies.iter().find(|reply| reply.parent_id() == id);
+        assert_eq!(reply.unwrap().msg_type(), msg_type);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -223,7 +223,8 @@ mod tests {
 
     #[test]
     fn an_answer_is_ours_whatever_the_form_of_its_id() {
-        let id = RequestId::fresh();
+        // A float that is read back inexactly by parsers that cut corners.
+        let id = RequestId(4_412_345_678_901_233);
         #[allow(clippy::cast_precision_loss)]
         let float = id.0 as f64;
         for echoed in [
