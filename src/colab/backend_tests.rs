@@ -117,7 +117,7 @@ async fn interrupted(
         tokio::spawn(async move { run(&backend, endless).await })
     };
     while fake.count_of(entry) == 0 {
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     tokio::time::sleep(after).await;
     let since = Instant::now();

@@ -28,6 +28,10 @@ use super::waiting::{Waiting, line};
 pub const GRACE: Duration = Duration::from_millis(300);
 /// How long the posting of a cancellation may take.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+/// How long after a repeated call its cancellation is posted: the service has to know the call first.
+const ATTACH: Duration = Duration::from_millis(150);
+/// An attempt that lived this long was no failure from its start.
+const STEADY: Duration = Duration::from_millis(500);
 /// A call that was open for this long was taken by the service, even if nothing was heard of it.
 const ALIVE: Duration = Duration::from_secs(5);
 
@@ -104,6 +108,8 @@ struct Progress {
     sent: bool,
     /// Whether one is known to have.
     begun: bool,
+    /// Whether the service said last that the code goes on: the identical call listens on, and can be cancelled.
+    goes_on: bool,
     /// Whether the user was told that the cell is handed over.
     announced: bool,
     attempts: u32,
@@ -128,9 +134,10 @@ impl<S: Service> Execution<'_, S> {
             ..Progress::default()
         };
         loop {
-            if self.stop.is_cancelled() {
+            if self.stop.is_cancelled() && !so_far.goes_on {
                 return Err(so_far.interrupted());
             }
+            let attempt_since = Instant::now();
             so_far.attempts += 1;
             let (status, begun) = match self.attempt(&call, publisher, &mut so_far).await {
                 Attempt::Result(result) => {
@@ -146,7 +153,9 @@ impl<S: Service> Execution<'_, S> {
             };
             tracing::info!(code = ?status.code, origin = ?status.origin, begun, "an execute_code call ended without a result");
             so_far.begun |= begun;
-            if begun {
+            so_far.goes_on = status.code == Code::DeadlineExceeded;
+            let is_steady = begun && attempt_since.elapsed() >= STEADY;
+            if is_steady {
                 patience = Patience::default();
             }
             match verdict(&status) {
@@ -158,9 +167,10 @@ impl<S: Service> Execution<'_, S> {
                 Verdict::Unknown => so_far.sent = true,
                 Verdict::NotSent | Verdict::RateLimited => {}
             }
+            patience.at_once = is_steady && so_far.goes_on;
             self.wait(status, &mut patience, &so_far, publisher).await?;
-            // A notice may stand there again, to be taken away when the call is made.
-            so_far.announced = !announce || publisher.has_published();
+            // A notice that stands there again is taken away when the call is made.
+            so_far.announced &= !(announce && std::mem::take(&mut patience.noticed));
             if so_far.sent {
                 publisher.reattach();
             }
@@ -175,12 +185,13 @@ impl<S: Service> Execution<'_, S> {
         so_far: &mut Progress,
     ) -> Attempt {
         let since = Instant::now();
-        let mut deadline: Option<Instant> = None;
+        let is_stopped = self.stop.is_cancelled();
+        let mut deadline = is_stopped.then(|| since + ATTACH + GRACE);
         let mut stream = self.service.execute_code(call);
         if !std::mem::replace(&mut so_far.announced, true) {
             publisher.submitted().await;
         }
-        let _canceller = Canceller::new(self.stop.clone(), &stream);
+        let _canceller = Canceller::new(self.stop.clone(), &stream, is_stopped);
         let mut begun = false;
         loop {
             let event = tokio::select! {
@@ -250,25 +261,28 @@ impl<S: Service> Execution<'_, S> {
         publisher: &Publisher,
     ) -> Result<(), Lost> {
         loop {
-            patience.failures += 1;
-            let delay = retry::wait(patience.failures, status.retry_after, retry::jitter());
-            if !so_far.begun && patience.since.elapsed() + delay > retry::PATIENCE {
-                let sent = so_far.sent;
-                return Err(Lost::GaveUp { status, sent });
-            }
-            // A notice is taken away again by clearing what the cell shows: not where it shows something already.
-            if !publisher.has_published() {
-                self.waiting.notice(line(&status, delay)).await;
-            }
-            tokio::select! {
-                () = self.stop.cancelled() => return Err(so_far.interrupted()),
-                () = sleep(delay) => {}
+            if !std::mem::take(&mut patience.at_once) {
+                patience.failures += 1;
+                let delay = retry::wait(patience.failures, status.retry_after, retry::jitter());
+                if !so_far.begun && patience.since.elapsed() + delay > retry::PATIENCE {
+                    let sent = so_far.sent;
+                    return Err(Lost::GaveUp { status, sent });
+                }
+                // A notice is taken away again by clearing what the cell shows: not where it shows something already.
+                if !publisher.has_published() {
+                    self.waiting.notice(line(&status, delay)).await;
+                    patience.noticed = true;
+                }
+                tokio::select! {
+                    () = self.stop.cancelled() => return so_far.stopped(),
+                    () = sleep(delay) => {}
+                }
             }
             if !so_far.sent {
                 return Ok(());
             }
             let sessions = tokio::select! {
-                () = self.stop.cancelled() => return Err(so_far.interrupted()),
+                () = self.stop.cancelled() => return so_far.stopped(),
                 sessions = self.service.list_sessions(runtime_of(self.session)) => sessions,
             };
             status = match sessions {
@@ -303,6 +317,10 @@ impl<S: Service> Execution<'_, S> {
 struct Patience {
     failures: u32,
     since: Instant,
+    /// Whether the next attempt may follow without a pause.
+    at_once: bool,
+    /// Whether a notice was shown during the wait.
+    noticed: bool,
 }
 
 impl Default for Patience {
@@ -310,11 +328,21 @@ impl Default for Patience {
         Self {
             failures: 0,
             since: Instant::now(),
+            at_once: false,
+            noticed: false,
         }
     }
 }
 
 impl Progress {
+    /// What an interrupt of a wait leads to: code that goes on is listened to once more, to cancel it.
+    fn stopped(&self) -> Result<(), Lost> {
+        if self.goes_on {
+            return Ok(());
+        }
+        Err(self.interrupted())
+    }
+
     fn interrupted(&self) -> Lost {
         if self.sent {
             Lost::InterruptedAway
@@ -331,11 +359,14 @@ struct Canceller {
 }
 
 impl Canceller {
-    fn new(stop: CancellationToken, call: &impl ServiceCall) -> Self {
+    fn new(stop: CancellationToken, call: &impl ServiceCall, is_stopped: bool) -> Self {
         let cancel = call.cancel();
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             stopped.cancelled().await;
+            if is_stopped {
+                sleep(ATTACH).await;
+            }
             match tokio::time::timeout(CANCEL_LIMIT, cancel).await {
                 Ok(Ok(())) => {}
                 Ok(Err(status)) => tracing::info!(%status, "the cancellation was not taken"),

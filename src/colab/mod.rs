@@ -1,8 +1,11 @@
 //! Running cells on Colab through its MCP server.
 //!
-//! [`mcp`] speaks the protocol, [`api`] names the ten tools, [`retry`] says what is tried again; [`runtime`] picks a machine,
-//! [`session`] keeps the one session of this process, [`execution`] runs one cell, [`text`] publishes what it printed exactly
-//! once, [`files`] fetches rich outputs. [`session::ColabBackend`] is the [`crate::backend::Backend`].
+//! [`mcp`] speaks the protocol, [`api`] names the ten tools, [`retry`] says what is tried again and [`waiting`] carries that out;
+//! [`names`] turns what the service refuses into what the user reads. [`runtime`] picks a machine, [`session`] keeps the one
+//! session of this process, `cell` runs one cell through [`execution`] (the call itself, its repetition, its interrupt), with
+//! [`helper`] for the Python that is ours. [`progress`] reads what was printed, [`text`] publishes it exactly once,
+//! [`reconcile`] finds what the result adds; [`files`] fetches rich outputs and [`bundle`] reads them. All of it asks for Colab
+//! through [`service`]. [`session::ColabBackend`] is the [`crate::backend::Backend`].
 
 pub mod api;
 pub mod bundle;

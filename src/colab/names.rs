@@ -73,10 +73,16 @@ pub fn named(status: &Status) -> BackendError {
             ),
         ),
         Code::NotFound => runtime_lost(&said),
-        Code::Cancelled | Code::Aborted => BackendError::new(
+        Code::Cancelled => BackendError::new(
             ErrorName::ColabCellStopped,
             format!(
                 "Colab stopped this cell before it ended{said}. Variables are kept. Run the cell again if it is safe to repeat."
+            ),
+        ),
+        Code::Aborted => BackendError::new(
+            ErrorName::ColabCellStopped,
+            format!(
+                "Colab aborted this cell before it ended{said}. Whether variables are kept is not known: look before running the cell again."
             ),
         ),
         Code::Unavailable | Code::DeadlineExceeded => unreachable(status),
@@ -136,7 +142,7 @@ pub fn session_lost() -> BackendError {
 pub fn session_recreated() -> BackendError {
     BackendError::new(
         ErrorName::ColabSessionLost,
-        "Colab had replaced the session before this cell: it ran once, but without the variables of the cells before it. The next cell opens a new session. Run the notebook from its beginning.",
+        "Colab has replaced the session: this cell ran without the variables of the cells before it. The next cell opens a new session. Run the notebook from its beginning.",
     )
 }
 

@@ -368,13 +368,15 @@ async fn run(command: &mut Command) -> Result<(), String> {
     Err(String::from_utf8_lossy(said).trim().to_owned())
 }
 
-/// pip has no code for "no network"; its words tell. An index that cannot be reached shows as one that lists no versions.
+/// pip has no code for "no network"; its warnings tell. That an index lists no versions is no sign: where only wheels are
+/// taken, it also means that there are none for this machine.
 fn pip_error(said: String) -> PythonError {
-    const NETWORK: [&str; 6] = [
-        "(from versions: none)",
-        "NewConnectionError",
+    const NETWORK: [&str; 7] = [
         "ConnectTimeout",
         "Max retries exceeded",
+        "NameResolutionError",
+        "NewConnectionError",
+        "ProtocolError",
         "ProxyError",
         "ReadTimeout",
     ];
@@ -425,7 +427,7 @@ mod tests {
 
     #[test]
     fn an_unreachable_index_is_told_from_a_package_that_does_not_install() {
-        let offline = "WARNING: Retrying\nERROR: No matching distribution found for x==1 (from versions: none)";
+        let offline = "WARNING: Retrying after connection broken by 'NewConnectionError'\nERROR: No matching distribution found for x==1 (from versions: none)";
         assert!(matches!(
             pip_error(offline.to_owned()),
             PythonError::Network(_)
@@ -435,6 +437,17 @@ mod tests {
             pip_error(refused.to_owned()),
             PythonError::Install(_)
         ));
+    }
+
+    #[tokio::test]
+    async fn an_environment_whose_making_was_interrupted_is_not_used() {
+        let cache = tempfile::tempdir().expect("a temporary directory");
+        let environment = Environment::new(cache.path(), COLAB, "colab");
+        let venv = environment.directory.join("venv").join("bin");
+        std::fs::create_dir_all(venv).expect("a directory");
+        assert!(!environment.is_usable().await, "no marker");
+        std::fs::write(environment.marker(), "").expect("a marker");
+        assert!(!environment.is_usable().await, "no interpreter");
     }
 
     #[test]

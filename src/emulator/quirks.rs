@@ -22,7 +22,7 @@ pub struct Quirk {
 pub const TABLE: &[Quirk] = &[
     Quirk { name: "era", values: "any|2026-07-28|plain|2025-11-25", about: "which MCP exchange is accepted; a single one refuses the others as its specification says" },
     Quirk { name: "errors", values: "http|jsonrpc|tool|text", about: "where an error shows: HTTP status with a google.rpc body, JSON-RPC error, isError with JSON, isError with a sentence" },
-    Quirk { name: "progress", values: "message|json|json-keyed|meta|none", about: "printed text in progress: bare in message, {\"stream\",\"text\"} or {\"stdout\": text} as JSON in message, bare with the stream in _meta, not at all" },
+    Quirk { name: "progress", values: "meta|message|json|json-keyed|none", about: "printed text in progress: bare in message with the stream in _meta, bare in message, {\"stream\",\"text\"} or {\"stdout\": text} as JSON in message, not at all" },
     Quirk { name: "cancel", values: "both|notification|disconnect", about: "what interrupts a call: notifications/cancelled, its stream being closed, or either; the other is ignored" },
     Quirk { name: "cancelled", values: "result|error|none", about: "how a cancelled call ends: with the interrupted execution's result, with CANCELLED, or with nothing until the client closes" },
     Quirk { name: "reattach", values: "continue|replay", about: "what a reattached call streams: the text that no call has streamed yet, or all from the start" },
@@ -68,7 +68,7 @@ macro_rules! choice {
 
 choice!(/** `era` */ EraQuirk { Any = "any", Modern = "2026-07-28", Plain = "plain", Legacy = "2025-11-25" });
 choice!(/** `errors` */ ErrorSurface { Http = "http", JsonRpc = "jsonrpc", Tool = "tool", Text = "text" });
-choice!(/** `progress` */ ProgressShape { Message = "message", Json = "json", JsonKeyed = "json-keyed", Meta = "meta", None = "none" });
+choice!(/** `progress` */ ProgressShape { Meta = "meta", Message = "message", Json = "json", JsonKeyed = "json-keyed", None = "none" });
 choice!(/** `cancel` */ CancelBy { Both = "both", Notification = "notification", Disconnect = "disconnect" });
 choice!(/** `cancelled` */ CancelledEnd { Result = "result", Error = "error", None = "none" });
 choice!(/** `reattach` */ Reattach { Continue = "continue", Replay = "replay" });

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use zeromq::Socket;
 
 use super::links::{Link, Links};
-use super::listen::{Listener, Stream};
+use super::listen::{Accepted, Listener, Stream};
 use super::zmtp::{self, FrameScanner, Limits, Peer, Role};
 
 /// What a client may announce in one frame.
@@ -116,16 +116,20 @@ impl Gate {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
-                stream = listener.accept() => {
+                client = listener.accept() => {
                     let gate = gate.clone();
-                    connections.spawn(async move { gate.serve(stream).await });
+                    connections.spawn(async move { gate.serve(client).await });
                 }
                 Some(_) = connections.join_next() => {}
             }
         }
     }
 
-    async fn serve(&self, mut stream: Box<dyn Stream>) {
+    async fn serve(&self, client: Accepted) {
+        let Accepted {
+            mut stream,
+            slot: _slot,
+        } = client;
         let peer = match zmtp::handshake(&mut stream, self.role).await {
             Ok(peer) => peer,
             Err(error) => {

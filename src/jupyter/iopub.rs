@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::files::SocketGuard;
-use super::listen::{Listener, Stream};
+use super::listen::{Accepted, Listener};
 use super::message::{OutMessage, Parent, Session};
 use super::pace::Pace;
 use super::subscriber::{Lost, Published, Room, Subscriber};
@@ -123,9 +123,9 @@ impl IoPub {
         tokio::time::timeout(limit, settled).await.is_ok()
     }
 
-    /// Waits until one more `stream` message may be published.
-    pub(super) async fn pace(&self) {
-        self.shared.pace.wait().await;
+    /// Waits until one more `stream` message, of so many bytes of text, may be published.
+    pub(super) async fn pace(&self, bytes: usize) {
+        self.shared.pace.wait(bytes).await;
     }
 }
 
@@ -135,15 +135,19 @@ impl Shared {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
-                stream = listener.accept() => {
-                    connections.spawn(self.clone().serve(stream));
+                client = listener.accept() => {
+                    connections.spawn(self.clone().serve(client));
                 }
                 Some(_) = connections.join_next() => {}
             }
         }
     }
 
-    async fn serve(self: Arc<Self>, mut stream: Box<dyn Stream>) {
+    async fn serve(self: Arc<Self>, client: Accepted) {
+        let Accepted {
+            mut stream,
+            slot: _slot,
+        } = client;
         if let Err(error) = zmtp::handshake(&mut stream, XPUB).await {
             tracing::debug!(%error, "a connection was no subscriber's");
             return;

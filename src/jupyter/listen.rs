@@ -2,15 +2,18 @@
 //!
 //! * An address is taken over from a kernel that has just died: SO_REUSEADDR on tcp, and a socket file at which nobody listens
 //!   is removed. One at which somebody listens is not touched.
-//! * Accepting never spins: when the process is out of file descriptors it pauses.
+//! * Accepting never spins: clients get no more than the file descriptors that the process may have (see [`slots`]), and an error
+//!   makes it pause.
 //! * A socket file that we made comes with an [`OwnedFile`], which removes it.
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connection::{ConnectionInfo, Transport};
 use super::files::OwnedFile;
@@ -51,9 +54,40 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
+/// How many connections all ports together take in. Each may need three file descriptors: the client's, and both ends of the
+/// gate's inner connection, at which the crate spins when it gets none. The others wait until one ends.
+pub(super) fn slots() -> Arc<Semaphore> {
+    // For what the rest of the process opens.
+    const RESERVED: usize = 48;
+    // The usual soft limit where it cannot be asked for, which is macOS.
+    const USUAL: usize = 256;
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let files = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))
+        .and_then(|values| values.split_whitespace().next())
+        .map_or(Some(USUAL), |soft| soft.parse().ok())
+        .unwrap_or(usize::MAX);
+    Arc::new(Semaphore::new(
+        (files.saturating_sub(RESERVED) / 3).clamp(8, 4096),
+    ))
+}
+
+/// A client's connection, and its slot.
+pub(super) struct Accepted {
+    pub(super) stream: Box<dyn Stream>,
+    pub(super) slot: OwnedSemaphorePermit,
+}
+
 /// A bound address.
 #[derive(Debug)]
-pub(super) enum Listener {
+pub(super) struct Listener {
+    socket: Bound,
+    slots: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+enum Bound {
     Tcp(TcpListener),
     #[cfg(unix)]
     Unix(tokio::net::UnixListener),
@@ -64,21 +98,28 @@ impl Listener {
     pub(super) async fn bind(
         endpoint: &Endpoint,
         send_buffer: Option<u32>,
+        slots: Arc<Semaphore>,
     ) -> io::Result<(Self, Option<OwnedFile>)> {
-        match endpoint.transport {
+        let (socket, file) = match endpoint.transport {
             Transport::Tcp => {
                 let listener = bind_tcp(&endpoint.ip, endpoint.port, send_buffer).await?;
-                Ok((Self::Tcp(listener), None))
+                (Bound::Tcp(listener), None)
             }
-            Transport::Ipc => bind_ipc(&format!("{}-{}", endpoint.ip, endpoint.port)).await,
-        }
+            Transport::Ipc => bind_ipc(&format!("{}-{}", endpoint.ip, endpoint.port)).await?,
+        };
+        Ok((Self { socket, slots }, file))
     }
 
     /// The next connection.
-    pub(super) async fn accept(&self) -> Box<dyn Stream> {
+    pub(super) async fn accept(&self) -> Accepted {
         loop {
-            let error = match self.try_accept().await {
-                Ok(stream) => return stream,
+            // It is never closed; waiting for ever would be the answer if it were.
+            let Ok(slot) = self.slots.clone().acquire_owned().await else {
+                std::future::pending::<()>().await;
+                continue;
+            };
+            let error = match self.socket.accept().await {
+                Ok(stream) => return Accepted { stream, slot },
                 Err(error) => error,
             };
             // The client was gone before it was accepted: nothing is wrong with us.
@@ -92,8 +133,10 @@ impl Listener {
             tokio::time::sleep(ACCEPT_PAUSE).await;
         }
     }
+}
 
-    async fn try_accept(&self) -> io::Result<Box<dyn Stream>> {
+impl Bound {
+    async fn accept(&self) -> io::Result<Box<dyn Stream>> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
@@ -141,7 +184,7 @@ fn listen_tcp(address: SocketAddr, send_buffer: Option<u32>) -> io::Result<TcpLi
 }
 
 #[cfg(unix)]
-async fn bind_ipc(path: &str) -> io::Result<(Listener, Option<OwnedFile>)> {
+async fn bind_ipc(path: &str) -> io::Result<(Bound, Option<OwnedFile>)> {
     use tokio::net::{UnixListener, UnixStream};
 
     let listener = match UnixListener::bind(path) {
@@ -157,11 +200,11 @@ async fn bind_ipc(path: &str) -> io::Result<(Listener, Option<OwnedFile>)> {
         }
         bound => bound?,
     };
-    Ok((Listener::Unix(listener), Some(OwnedFile::new(path))))
+    Ok((Bound::Unix(listener), Some(OwnedFile::new(path))))
 }
 
 #[cfg(not(unix))]
-async fn bind_ipc(_path: &str) -> io::Result<(Listener, Option<OwnedFile>)> {
+async fn bind_ipc(_path: &str) -> io::Result<(Bound, Option<OwnedFile>)> {
     Err(io::Error::new(
         io::ErrorKind::Unsupported,
         "ipc needs unix sockets; set the kernel manager's transport to tcp",

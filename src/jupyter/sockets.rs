@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use zeromq::{RouterRecvHalf, RouterSendHalf, RouterSocket, Socket};
 
 use super::connection::ConnectionInfo;
@@ -22,7 +22,7 @@ use super::files::SocketGuard;
 use super::gate::{Gate, Inner};
 use super::iopub::{self, IoPub};
 use super::links::{Link, Links};
-use super::listen::{Endpoint, Listener};
+use super::listen::{self, Endpoint, Listener};
 use super::message::{OutMessage, Request, Session};
 use super::router;
 use super::zmtp::{self, Role};
@@ -196,6 +196,7 @@ struct Binder {
     session: Arc<Session>,
     guard: SocketGuard,
     directory: PathBuf,
+    slots: Arc<Semaphore>,
 }
 
 impl Binder {
@@ -215,6 +216,7 @@ impl Binder {
             session,
             guard,
             directory,
+            slots: listen::slots(),
         };
         Ok((binder, wire))
     }
@@ -306,7 +308,7 @@ impl Binder {
         send_buffer: Option<u32>,
     ) -> Result<Listener, BindError> {
         let endpoint = Endpoint::new(&self.info, port);
-        let (listener, file) = Listener::bind(&endpoint, send_buffer)
+        let (listener, file) = Listener::bind(&endpoint, send_buffer, self.slots.clone())
             .await
             .map_err(|source| self.failed(name, port, source))?;
         self.guard.keep(file);

@@ -98,7 +98,7 @@ impl Coalescer {
     }
 
     async fn publish(&mut self, text: &str) {
-        self.iopub.pace().await;
+        self.iopub.pace(text.len()).await;
         let content = Stream {
             name: self.name.as_str(),
             text,

@@ -28,7 +28,7 @@ pub struct CellOutput {
 enum Notice {
     None,
     Shown,
-    /// The cell has begun: there is nothing to clear any more.
+    /// The cell has shown something of its own, which clearing a notice would clear too.
     Past,
 }
 
@@ -68,9 +68,9 @@ impl CellOutput {
         }
         match event {
             Event::Notice(text) => self.show_notice(&text).await,
-            Event::Submitted => self.clear_notice().await,
+            Event::Submitted => self.clear_notice(Notice::None).await,
             Event::Stream { name, text } => {
-                self.clear_notice().await;
+                self.clear_notice(Notice::Past).await;
                 self.text.push(name, &text).await;
             }
             Event::DisplayData {
@@ -110,12 +110,12 @@ impl CellOutput {
 
     /// Publishes what is still waiting.
     pub async fn finish(&mut self) {
-        self.clear_notice().await;
+        self.clear_notice(Notice::Past).await;
         self.text.flush().await;
     }
 
     async fn publish(&mut self, msg_type: &str, content: &impl serde::Serialize) {
-        self.clear_notice().await;
+        self.clear_notice(Notice::Past).await;
         self.text.flush().await;
         self.iopub.publish(&self.parent, msg_type, content).await;
     }
@@ -137,8 +137,11 @@ impl CellOutput {
         self.iopub.publish(&self.parent, "stream", &content).await;
     }
 
-    async fn clear_notice(&mut self) {
-        if std::mem::replace(&mut self.notice, Notice::Past) == Notice::Shown {
+    async fn clear_notice(&mut self, next: Notice) {
+        if self.notice == Notice::Past {
+            return;
+        }
+        if std::mem::replace(&mut self.notice, next) == Notice::Shown {
             let clear = json!({"wait": false});
             self.iopub
                 .publish(&self.parent, "clear_output", &clear)

@@ -18,9 +18,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 pub struct Message {
     pub header: Value,
     pub parent: Value,
-    pub metadata: Value,
     pub content: Value,
-    pub buffers: Vec<Bytes>,
 }
 
 impl Message {
@@ -284,8 +282,6 @@ fn decode(message: ZmqMessage) -> Message {
     Message {
         header: part(1),
         parent: part(2),
-        metadata: part(3),
         content: part(4),
-        buffers: frames[at + 6..].to_vec(),
     }
 }

@@ -10,5 +10,6 @@ mod demo;
 mod emulator;
 mod kernel;
 mod mcp_client;
+mod python;
 mod python_env;
 mod wire;

@@ -72,7 +72,7 @@ fn run(command: &mut Command, hint: &str) {
 }
 
 /// The target directory that this test binary was built in.
-fn target_dir() -> PathBuf {
+pub fn target_dir() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_colab-kernel"))
         .ancestors()
         .nth(2)

@@ -134,4 +134,4 @@ def pytest_runtest_makereport(item, call):
     if call.excinfo is not None and "front" in getattr(item, "funcargs", {}):
         state = Path(item.funcargs["front"].env["COLAB_KERNEL_STATE_DIR"])
         for log in sorted(state.rglob("*.log")):
-            item.add_report_section(call.when, str(log.name), log.read_text(errors="replace")[-20000:])
+            item.add_report_section(call.when, str(log.name), log.read_text(errors="replace")[-4000:])

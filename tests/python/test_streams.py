@@ -74,7 +74,8 @@ def streams(messages, name=None):
 
 def plain_client(kernel):
     """A client of the remote kernel itself, past everything of ours: what a chunk's arrival is measured against."""
-    _, messages = kernel.run("import ipykernel; print(ipykernel.get_connection_file())")
+    kernel.run("import ipykernel")
+    _, messages = kernel.run("print(ipykernel.get_connection_file())")
     client = BlockingKernelClient(connection_file="".join(text for _, text in streams(messages)).strip())
     client.load_connection_file()
     client.start_channels()
@@ -127,10 +128,11 @@ def test_alternating_streams_keep_their_order_at_a_bounded_rate(emulator_with, f
     _, messages = kernel.run(code)
     expected = "".join(f"out {i}\nerr {i}\n" for i in range(2000))
     assert "".join(text for _, text in streams(messages)) == expected
-    times = [at for at, _ in streams(messages)]
+    # When each was published, not when this process came to read it.
+    times = [m["header"]["date"].timestamp() for _, m in messages if m["msg_type"] == "stream"]
     for i, start in enumerate(times):
         within = sum(1 for at in times[i:] if at < start + 1)
-        assert within <= 800 + 40, "more than 800 stream messages in a second"
+        assert within <= 800, "more than 800 stream messages in a second"
 
 
 def test_a_stopped_subscriber_does_not_hold_back_another(front, kernels):
@@ -140,6 +142,7 @@ def test_a_stopped_subscriber_does_not_hold_back_another(front, kernels):
         "s.connect(sys.argv[1]); s.recv_multipart(); print('ready', flush=True);"
         "[s.recv_multipart() for _ in iter(int, 1)]"
     )
+    kernel.run("'a first cell, so that no notice about the machine stands before the text'")
     url = f"tcp://{kernel.manager.ip}:{kernel.manager.iopub_port}"
     stopped = subprocess.Popen([sys.executable, "-c", reader, url], stdout=subprocess.PIPE, text=True)
     try:

@@ -97,7 +97,7 @@ async fn an_interrupt_ends_every_wait_at_once_and_does_not_leak() {
                 .contains("before the cell was submitted")
         );
         assert!(took < Duration::from_millis(50), "{tool}: {took:?}");
-            assert!(run(&backend, cell("y")).await.outcome.is_ok(), "{tool}");
+        assert!(run(&backend, cell("y")).await.outcome.is_ok(), "{tool}");
     }
 }
 
@@ -120,7 +120,7 @@ async fn shutdown_ends_a_running_cell_and_deletes_its_session() {
         tokio::spawn(async move { run(&backend, cell("x")).await })
     };
     while fake.count_of("execute_code") == 0 {
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let since = Instant::now();
     timeout(Duration::from_secs(2), backend.shutdown())
@@ -141,4 +141,47 @@ async fn a_dropped_cell_leaves_the_backend_usable() {
     let _ = timeout(Duration::from_secs(1), backend.execute(cell("x"), sender)).await;
     assert_eq!(fake.count_of("closed"), 1);
     assert!(run(&backend, cell("y")).await.outcome.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupt_between_two_calls_of_running_code_reaches_it() {
+    // Streaming ended by deadline; the list of sessions is slow to come, and there the interrupt falls.
+    let fake = scripted(vec![
+        vec![
+            Step::Say("go\n"),
+            Step::Pause(Duration::from_secs(60)),
+            Step::End(Err(status(Code::DeadlineExceeded))),
+        ],
+        vec![Step::UntilCancelled(Duration::ZERO), keyboard_interrupt()],
+    ]);
+    let busy = status(Code::Unavailable);
+    fake.with(|script| {
+        script
+            .failures
+            .insert("list_sessions", vec![busy; 3].into())
+    });
+    let backend = backend(&fake);
+    let (ran, took) =
+        interrupted(&fake, &backend, "list_sessions", Duration::from_millis(100)).await;
+    assert_eq!(ran.outcome.unwrap().exception.unwrap().traceback, ["real"]);
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    let calls = fake.with(|script| script.calls.clone());
+    assert_eq!(calls.len(), 2);
+    assert_eq!(calls[0], calls[1]);
+    assert_eq!(fake.count_of("cancelled"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupt_while_the_connection_is_lost_says_so() {
+    let fake = scripted(vec![vec![
+        Step::Say("go\n"),
+        Step::End(Err(status(Code::Unavailable))),
+    ]]);
+    let backend = backend(&fake);
+    let (ran, took) =
+        interrupted(&fake, &backend, "execute_code", Duration::from_millis(100)).await;
+    assert_eq!(ran.error().name, ErrorName::KeyboardInterrupt);
+    assert!(ran.error().message.contains("connection to Colab was lost"));
+    assert!(took < Duration::from_millis(50), "{took:?}");
+    assert_eq!(fake.count_of("execute_code"), 1);
 }

@@ -71,7 +71,7 @@ async fn a_lost_session_ends_the_cell_and_the_next_one_opens_another() {
         tokio::spawn(async move { run(&backend, cell("x")).await })
     };
     while fake.count_of("closed") + fake.with(|script| script.calls.len()) == 0 {
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     fake.with(|script| script.sessions.clear());
     let ran = runner.await.unwrap();
