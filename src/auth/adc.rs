@@ -18,8 +18,9 @@ use google_cloud_auth::credentials::{
 use google_cloud_auth::errors::CredentialsError;
 use serde_json::Value;
 
-use super::{SCOPE, SIGN_IN, install_crypto_provider, unauthenticated, unavailable};
+use super::{SCOPE, SIGN_IN, unauthenticated, unavailable};
 use crate::colab::mcp::errors::Status;
+use crate::colab::mcp::http::install_crypto;
 
 const METADATA_LIMIT: Duration = Duration::from_millis(300);
 
@@ -96,7 +97,7 @@ pub(super) async fn find(
     environment: &Environment,
     quota_project: Option<&str>,
 ) -> Result<Credentials, Status> {
-    install_crypto_provider();
+    install_crypto();
     let quota_project = quota_project
         .or(environment.quota_project.as_deref())
         .map(str::to_owned);

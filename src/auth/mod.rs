@@ -12,7 +12,7 @@ mod adc;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
@@ -155,15 +155,6 @@ impl fmt::Debug for Credentials {
             .field("environment", &self.environment)
             .finish_non_exhaustive()
     }
-}
-
-/// Makes ring the TLS provider of the process. Whatever speaks TLS calls this first; calling it again does nothing.
-pub fn install_crypto_provider() {
-    static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
-        // Fails only where another provider is installed already, which serves as well.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    });
 }
 
 fn unauthenticated(message: String) -> Status {

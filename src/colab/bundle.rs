@@ -19,10 +19,14 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Reads a file's content: a whole output, its `data` and `metadata` alone, or a bare MIME bundle.
+    /// Reads a file's content: a whole output (also as the only one of a list), its `data` and `metadata` alone, or a bare MIME bundle.
     pub fn parse(content: &[u8]) -> Result<Self, String> {
         let value: Value = serde_json::from_slice(content)
             .map_err(|error| format!("the file is not JSON: {error}"))?;
+        let value = match value {
+            Value::Array(mut outputs) if outputs.len() == 1 => outputs.remove(0),
+            other => other,
+        };
         let Value::Object(mut map) = value else {
             return Err("the file does not hold an output".to_owned());
         };
@@ -72,8 +76,8 @@ fn join_lines(mime: &str, value: &mut Value) {
 }
 
 /// The events of a cell's rich outputs and of its last expression, in their order: where the last bundle is that expression's
-/// value, both are one.
-pub fn outputs(mut bundles: Vec<Bundle>, result: &str) -> Vec<Event> {
+/// value, both are one. `count`: the cell's number, where the service tells it.
+pub fn outputs(mut bundles: Vec<Bundle>, result: &str, count: Option<u32>) -> Vec<Event> {
     let own = bundles.pop_if(|last| last.is_result || last.is_result_of(result));
     let mut events: Vec<Event> = bundles
         .into_iter()
@@ -95,7 +99,7 @@ pub fn outputs(mut bundles: Vec<Bundle>, result: &str) -> Vec<Event> {
     events.extend(value.map(|(data, metadata)| Event::ExecuteResult {
         data,
         metadata,
-        execution_count: None,
+        execution_count: count,
     }));
     events
 }
@@ -115,6 +119,7 @@ mod tests {
         let data = json!({"text/plain": ["a\n", "b"], "image/png": "AA"});
         let forms = [
             json!({"output_type": "display_data", "data": data, "metadata": {}}),
+            json!([{"output_type": "display_data", "data": data}]),
             json!({"data": data}),
             data,
         ];
@@ -150,7 +155,7 @@ mod tests {
     fn a_table_as_last_line_is_one_output() {
         let table = bundle(json!({"data": {"text/plain": "   a\n0  1", "text/html": "<table>"}}));
         let figure = bundle(json!({"data": {"text/plain": "<Figure>", "image/png": "AA"}}));
-        let events = outputs(vec![figure.clone(), table.clone()], "   a\n0  1");
+        let events = outputs(vec![figure.clone(), table.clone()], "   a\n0  1", None);
         assert_eq!(events.len(), 2);
         assert!(matches!(&events[0], Event::DisplayData { data, .. } if *data == figure.data));
         assert!(matches!(&events[1], Event::ExecuteResult { data, .. } if *data == table.data));
@@ -159,11 +164,11 @@ mod tests {
     #[test]
     fn a_figure_and_a_value_are_two() {
         let figure = bundle(json!({"data": {"text/plain": "<Figure>", "image/png": "AA"}}));
-        let events = outputs(vec![figure], "[<Line2D>]");
+        let events = outputs(vec![figure], "[<Line2D>]", None);
         assert!(matches!(&events[0], Event::DisplayData { .. }));
         assert!(
             matches!(&events[1], Event::ExecuteResult { data, .. } if data["text/plain"] == "[<Line2D>]")
         );
-        assert!(outputs(Vec::new(), "").is_empty());
+        assert!(outputs(Vec::new(), "", None).is_empty());
     }
 }

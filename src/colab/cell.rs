@@ -15,7 +15,7 @@ use super::files::{FetchError, is_fresh};
 use super::helper;
 use super::names;
 use super::service::Service;
-use super::session::{ColabBackend, OpenSession};
+use super::session::{ColabBackend, Counts, OpenSession};
 use super::text::Publisher;
 use super::waiting::Waiting;
 use crate::backend::{BackendError, Cell, ErrorName, Event, Exception, JsonMap, Outcome};
@@ -87,12 +87,11 @@ impl<S: Service> Run<'_, S> {
                 "preparing the session failed"
             );
         }
-        let count = reply.result.execution_count;
-        self.count(&session, count);
+        let is_replaced = self.count(&session, reply.result.execution_count).await;
         if reply.interrupted {
             return Err((session, Lost::InterruptedBefore));
         }
-        if session.was_replaced(count) {
+        if is_replaced {
             return Err((session, Lost::Session));
         }
         self.backend.update(&session.name, |session| {
@@ -162,14 +161,18 @@ impl<S: Service> Run<'_, S> {
         publisher.settle(&result).await;
         let count = result.execution_count;
         let expected = session.expected_count();
-        self.count(session, count);
+        let is_replaced = self.count(session, count).await;
+        let told = u32::try_from(count)
+            .ok()
+            .filter(|count| *count > 0 && cell.store_history)
+            .filter(|_| self.backend.state().counts != Counts::Stay);
         if reattached && count > expected {
             publisher
                 .say("the connection was lost and Colab ran this cell again: what it does may have been done twice")
                 .await;
         }
         let bundles = self.bundles(session, &result, publisher).await;
-        for event in bundle::outputs(bundles, &result.result) {
+        for event in bundle::outputs(bundles, &result.result, told) {
             publisher.send(event).await;
         }
         let stopped = reattached && !interrupted;
@@ -196,14 +199,12 @@ impl<S: Service> Run<'_, S> {
             }
             None => None,
         };
-        if session.was_replaced(count) {
+        if is_replaced {
             self.backend.lose_session();
             return Err(names::session_recreated());
         }
         Ok(Outcome {
-            execution_count: u32::try_from(count)
-                .ok()
-                .filter(|count| *count > 0 && cell.store_history),
+            execution_count: told,
             exception,
             ..Outcome::default()
         })
@@ -348,15 +349,39 @@ impl<S: Service> Run<'_, S> {
         }
     }
 
-    /// Notes the number that a run got.
-    fn count(&self, session: &OpenSession, count: i64) {
-        if count <= 0 {
-            return self.count_untold(session);
+    /// Notes the number that a run got. Returns whether it shows that Colab has opened the session anew in between.
+    async fn count(&self, session: &OpenSession, count: i64) -> bool {
+        let (last, known) = (session.last_count, self.backend.state().counts);
+        let counts = match known {
+            Counts::Unknown if last > 0 && count == last => self.ask_counts(session, count).await,
+            Counts::Unknown if last > 0 && count > last => Counts::Rise,
+            known => known,
+        };
+        self.backend.state().counts = counts;
+        if count <= 0 || counts == Counts::Stay {
+            self.count_untold(session);
+            return false;
         }
         self.backend.update(&session.name, |session| {
             session.last_count = count;
             session.untold_runs = 0;
         });
+        count < last || count == last && counts == Counts::Rise
+    }
+
+    /// Finds out, by a run of nothing, whether a second run of this number is the first one of a new kernel or whether this
+    /// service numbers all runs alike.
+    async fn ask_counts(&self, session: &OpenSession, count: i64) -> Counts {
+        let mut unseen = Publisher::new(None, self.backend.state().shape);
+        let reply = self
+            .execution(session)
+            .run(helper::nothing(), &mut unseen, false)
+            .await;
+        match reply.map(|reply| reply.result.execution_count) {
+            Ok(next) if next == count => Counts::Stay,
+            Ok(next) if next > count => Counts::Rise,
+            _ => Counts::Unknown,
+        }
     }
 
     /// Notes a run whose number is not known.

@@ -299,7 +299,7 @@ impl<S: Service> Execution<'_, S> {
                     return Err(Lost::Runtime { status, begun });
                 }
                 Verdict::Final
-                    if matches!(status.code, Code::Unauthenticated | Code::PermissionDenied)
+                    if status.code == Code::Unauthenticated
                         || status.origin == Origin::Credentials =>
                 {
                     return Err(Lost::Failed(status));

@@ -128,7 +128,12 @@ impl Service for Fake {
         found.ok_or_else(|| status(Code::NotFound))
     }
 
-    async fn create_runtime(&self, spec: &SpecKey, request_id: &str) -> Result<Runtime, Status> {
+    async fn create_runtime(
+        &self,
+        spec: &SpecKey,
+        request_id: &str,
+        _before: &[Runtime],
+    ) -> Result<Runtime, Status> {
         self.enter(
             "create_runtime",
             &format!("{} {request_id}", spec.accelerator),

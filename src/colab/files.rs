@@ -11,6 +11,7 @@ use reqwest::StatusCode;
 use url::Url;
 
 use super::api::ConnectionInfo;
+use super::mcp::http::{builder, is_loopback};
 
 /// The largest file that is fetched for an output.
 pub const MAX_BYTES: u64 = 64 * 1024 * 1024;
@@ -18,7 +19,6 @@ pub const MAX_BYTES: u64 = 64 * 1024 * 1024;
 const TOKEN_HEADER: &str = "X-Colab-Runtime-Proxy-Token";
 /// How long a token must at least be valid to be used.
 const MARGIN: Duration = Duration::from_secs(5 * 60);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a file was not fetched.
@@ -36,7 +36,8 @@ pub enum FetchError {
 #[derive(Debug, Clone)]
 pub struct Files {
     /// Made for the first file: reading the system's roots takes longer than a kernel may take to answer its front-end.
-    http: Arc<OnceLock<Result<reqwest::Client, String>>>,
+    /// One is for other machines, one for this one, which is not reached through a proxy.
+    http: Arc<[OnceLock<Result<reqwest::Client, String>>; 2]>,
     limit: u64,
 }
 
@@ -57,9 +58,9 @@ impl Files {
 
     /// Fetches the file at this absolute path of the runtime.
     pub async fn fetch(&self, info: &ConnectionInfo, path: &str) -> Result<Vec<u8>, FetchError> {
-        let http = self.http.get_or_init(client);
-        let http = http.as_ref().map_err(|why| failed(why.clone()))?;
         let url = file_url(&info.url, path).map_err(failed)?;
+        let http = self.http[usize::from(is_loopback(&url))].get_or_init(|| client(&url));
+        let http = http.as_ref().map_err(|why| failed(why.clone()))?;
         let response = http
             .get(url)
             .header(TOKEN_HEADER, &info.token)
@@ -112,12 +113,8 @@ pub fn is_fresh(info: &ConnectionInfo, now: chrono::DateTime<chrono::Utc>) -> bo
     })
 }
 
-fn client() -> Result<reqwest::Client, String> {
-    // One provider for the process; whoever comes first installs it.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(CONNECT_TIMEOUT)
+fn client(url: &Url) -> Result<reqwest::Client, String> {
+    builder(url)
         .read_timeout(READ_TIMEOUT)
         .build()
         .map_err(|error| format!("no HTTP client: {}", in_words(error)))
@@ -127,13 +124,7 @@ fn client() -> Result<reqwest::Client, String> {
 fn file_url(base: &str, path: &str) -> Result<Url, String> {
     let mut url =
         Url::parse(base).map_err(|error| format!("the runtime's address is no URL: {error}"))?;
-    let local = match url.host() {
-        Some(url::Host::Domain(name)) => name == "localhost",
-        Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
-        None => false,
-    };
-    if url.scheme() != "https" && !(url.scheme() == "http" && local) {
+    if url.scheme() != "https" && !(url.scheme() == "http" && is_loopback(&url)) {
         return Err("the runtime's address is not https".to_owned());
     }
     if path.split('/').any(|part| matches!(part, "." | "..")) {

@@ -57,6 +57,11 @@ pub fn guard() -> String {
     wrapped(GUARD, &[("SENTENCE", literal(PROMPT_REFUSED))])
 }
 
+/// Code that does nothing.
+pub fn nothing() -> String {
+    wrapped("", &[])
+}
+
 /// Whether this code may ask for input.
 pub fn may_prompt(source: &str) -> bool {
     ["input(", "getpass", "breakpoint(", "set_trace", "%debug"]

@@ -46,20 +46,10 @@ pub struct Decoder {
 }
 
 /// Keys that hold text.
-const TEXT_KEYS: [&str; 6] = ["text", "data", "content", "chunk", "output", "message"];
-/// Keys whose value names a stream.
-const STREAM_KEYS: [&str; 9] = [
-    "stream",
-    "streamname",
-    "name",
-    "channel",
-    "source",
-    "type",
-    "fd",
-    "kind",
-    "outputtype",
+const TEXT_KEYS: [&str; 10] = [
+    "text", "data", "content", "chunk", "output", "message", "payload", "value", "line", "delta",
 ];
-/// Keys that may stand beside them.
+/// Keys of text that stand beside it in an object that names no stream.
 const OTHER_KEYS: [&str; 10] = [
     "executionid",
     "session",
@@ -72,6 +62,8 @@ const OTHER_KEYS: [&str; 10] = [
     "offset",
     "cellid",
 ];
+/// How deep an envelope may hold its text.
+const MAX_DEPTH: usize = 3;
 
 impl Decoder {
     /// A decoder that starts from what earlier executions have told.
@@ -90,10 +82,15 @@ impl Decoder {
     /// The chunks of one notification.
     pub fn decode(&mut self, progress: Progress) -> Vec<Chunk> {
         let message = progress.message.unwrap_or_default();
-        let tag = stream_of(&progress.meta);
+        let told = Envelope::read(&progress.meta).chunks;
         if message.is_empty() {
-            return envelope(&progress.meta, true).unwrap_or_default();
+            return told;
         }
+        if !told.is_empty() && told.iter().all(|chunk| chunk.stream.is_some()) {
+            // `_meta` has the text as well as the stream; `message` is the same, or words for people.
+            return told;
+        }
+        let tag = stream_of(&progress.meta);
         if tag.is_some() {
             // A tag in `_meta` says what `message` is: the text.
             let mut chunks = self.release(Shape::Plain);
@@ -113,7 +110,7 @@ impl Decoder {
         let decoded = serde_json::from_str::<JsonMap>(&plain.text)
             .ok()
             .filter(|_| plain.text.starts_with('{') && plain.text.ends_with('}'))
-            .and_then(|map| envelope(&map, false));
+            .and_then(|map| Envelope::read(&map).accepted());
         let Some(decoded) = decoded else {
             let shape = match self.shape {
                 Shape::Unknown => Shape::Plain,
@@ -178,70 +175,95 @@ fn is_sure(chunks: &[Chunk]) -> bool {
         .any(|chunk| chunk.stream.is_some() || chunk.text.ends_with('\n'))
 }
 
-/// The chunks of an object that holds text; `None` if it is something else. `lenient` passes over unknown keys.
-fn envelope(map: &JsonMap, lenient: bool) -> Option<Vec<Chunk>> {
-    let mut chunks = Vec::new();
-    let mut text: Option<String> = None;
-    let mut stream: Option<StreamName> = None;
-    for (key, value) in map {
-        let key = plain_key(key);
-        if let ("stdout" | "stderr", Some(content)) = (key.as_str(), text_of(value)) {
-            chunks.push(Chunk {
-                stream: stream_named(&key),
-                text: content,
-            });
-        } else if let (true, Some(name)) = (
-            STREAM_KEYS.contains(&key.as_str()),
-            value.as_str().and_then(stream_named),
-        ) {
-            stream = Some(name);
-        } else if let (true, None, Some(content)) =
-            (TEXT_KEYS.contains(&key.as_str()), &text, text_of(value))
-        {
-            text = Some(content);
-        } else if lenient
-            || OTHER_KEYS.contains(&key.as_str())
-            || value.is_null()
-            || is_kind(&key, value)
-        {
-        } else {
-            return None;
-        }
-    }
-    if let Some(text) = text {
-        chunks.push(Chunk { stream, text });
-    } else if chunks.is_empty() {
-        return None;
-    }
-    chunks.retain(|chunk| !chunk.text.is_empty());
-    Some(chunks)
+/// What an object holds of text.
+#[derive(Debug, Default)]
+struct Envelope {
+    chunks: Vec<Chunk>,
+    /// Whether text stands in it, be it empty.
+    has_text: bool,
+    /// Whether it has members that are none of an envelope.
+    has_others: bool,
+    /// Whether all its text comes with a stream's name.
+    is_named: bool,
 }
 
-/// Whether this entry says of what kind the object is, as `"output_type": "stream"` does.
-fn is_kind(key: &str, value: &Value) -> bool {
-    STREAM_KEYS.contains(&key)
-        && value
-            .as_str()
-            .is_some_and(|kind| matches!(kind, "stream" | "output" | "text" | "progress"))
+impl Envelope {
+    fn read(map: &JsonMap) -> Self {
+        let mut read = Self::default();
+        read.collect(map, None, MAX_DEPTH);
+        read.is_named = read.chunks.iter().all(|chunk| chunk.stream.is_some());
+        read.chunks.retain(|chunk| !chunk.text.is_empty());
+        read
+    }
+
+    /// The chunks, if this is an envelope: text under a stream's name makes one, whatever else there is; without the name only
+    /// what is known may stand beside the text.
+    fn accepted(self) -> Option<Vec<Chunk>> {
+        (self.has_text && (self.is_named || !self.has_others)).then_some(self.chunks)
+    }
+
+    fn collect(&mut self, map: &JsonMap, outer: Option<StreamName>, depth: usize) {
+        let stream = own_stream(map).or(outer);
+        let mut has_own = false;
+        for (key, value) in map {
+            let key = plain_key(key);
+            let is_text = TEXT_KEYS.contains(&key.as_str());
+            match (stream_named(&key), text_of(value)) {
+                (Some(named), Some(text)) => self.push(Some(named), text),
+                (None, Some(text)) if is_text && !has_own => {
+                    has_own = true;
+                    self.push(stream, text);
+                }
+                (None, Some(_)) if value.as_str().is_some_and(is_known_word) && !is_text => {}
+                _ if depth > 0 && value.is_object() => {
+                    if let Value::Object(inner) = value {
+                        self.collect(inner, stream, depth - 1);
+                    }
+                }
+                _ if depth > 0 && is_list_of_objects(value) => {
+                    for inner in value.as_array().into_iter().flatten() {
+                        if let Value::Object(inner) = inner {
+                            self.collect(inner, stream, depth - 1);
+                        }
+                    }
+                }
+                _ => self.has_others |= !value.is_null() && !OTHER_KEYS.contains(&key.as_str()),
+            }
+        }
+    }
+
+    fn push(&mut self, stream: Option<StreamName>, text: String) {
+        self.has_text = true;
+        self.chunks.push(Chunk { stream, text });
+    }
+}
+
+/// The stream that a member of this object names. (What stands under a key of text is text.)
+fn own_stream(map: &JsonMap) -> Option<StreamName> {
+    map.iter()
+        .filter(|(key, _)| !TEXT_KEYS.contains(&plain_key(key).as_str()))
+        .find_map(|(_, value)| value.as_str().and_then(stream_named))
+}
+
+/// A word that says which stream is meant, or of what kind the object is, as `"output_type": "stream"` does.
+fn is_known_word(word: &str) -> bool {
+    stream_named(word).is_some() || matches!(word, "stream" | "output" | "text" | "progress")
+}
+
+fn is_list_of_objects(value: &Value) -> bool {
+    value
+        .as_array()
+        .is_some_and(|items| !items.is_empty() && items.iter().all(Value::is_object))
 }
 
 /// The stream that `_meta` names.
 fn stream_of(meta: &JsonMap) -> Option<StreamName> {
-    for (key, value) in meta {
-        let key = plain_key(key);
-        let found = match value {
-            Value::String(name) if STREAM_KEYS.contains(&key.as_str()) => stream_named(name),
-            Value::Bool(true) => stream_named(&key),
-            Value::Object(inner) => stream_of(inner),
-            // `{"stderr": "text"}` beside the same text in `message`
-            Value::String(_) => stream_named(&key),
-            _ => None,
-        };
-        if found.is_some() {
-            return found;
-        }
-    }
-    None
+    meta.iter().find_map(|(key, value)| match value {
+        Value::String(name) => stream_named(name),
+        Value::Bool(true) => stream_named(&plain_key(key)),
+        Value::Object(inner) => stream_of(inner),
+        _ => None,
+    })
 }
 
 /// A key without its namespace, in lower case and without underscores: `colab.example/stream_name` is `streamname`.
@@ -256,6 +278,10 @@ fn plain_key(key: &str) -> String {
 }
 
 fn stream_named(name: &str) -> Option<StreamName> {
+    // Nothing that was printed is taken for a name.
+    if name.len() > 40 {
+        return None;
+    }
     let name = name.to_ascii_lowercase();
     match name.rsplit(['_', '.', '/']).next().unwrap_or_default() {
         "stdout" => Some(StreamName::Stdout),
@@ -338,8 +364,28 @@ mod tests {
                 vec![chunk(ERR, "a\nb")],
             ),
             (
-                r#"{"type":"stdout","content":"x","executionId":"1","seq":3}"#,
+                r#"{"type":"stdout","content":"x","executionId":"1","sequenceNumber":3}"#,
                 vec![chunk(OUT, "x")],
+            ),
+            (
+                r#"{"msg_type":"stream","content":{"name":"stderr","text":"x"},"header":{}}"#,
+                vec![chunk(ERR, "x")],
+            ),
+            (
+                r#"{"stream":"STREAM_STDERR","data":{"text":"x"}}"#,
+                vec![chunk(ERR, "x")],
+            ),
+            (
+                r#"{"outputs":[{"stream":"stdout","text":"a"},{"stream":"stderr","text":"b"}]}"#,
+                vec![chunk(OUT, "a"), chunk(ERR, "b")],
+            ),
+            (
+                r#"{"streamType":"STDERR","payload":"x"}"#,
+                vec![chunk(ERR, "x")],
+            ),
+            (
+                r#"{"stdout":"a","stderr":"","result":null,"isFinal":false}"#,
+                vec![chunk(OUT, "a")],
             ),
         ];
         for (text, expected) in cases {
@@ -356,6 +402,7 @@ mod tests {
             json!({"colab.example/stream": "stderr"}),
             json!({"colab": {"streamName": "STREAM_STDERR"}}),
             json!({"stderr": true}),
+            json!({"colab.example/outputStream": "STDERR"}),
             json!({"stderr": "x"}),
         ] {
             let mut decoder = Decoder::default();
@@ -382,6 +429,21 @@ mod tests {
         let mut decoder = Decoder::default();
         let meta = json!({"colab.example/stdout": "x", "other": 1});
         assert_eq!(decoder.decode(tagged("", meta)), [chunk(OUT, "x")]);
+    }
+
+    #[test]
+    fn words_for_people_beside_the_text_in_meta_are_not_shown() {
+        for meta in [
+            json!({"colab.example/stderr": "x"}),
+            json!({"colab.example/output": {"name": "stderr", "text": "x"}}),
+        ] {
+            let mut decoder = Decoder::default();
+            assert_eq!(
+                decoder.decode(tagged("Executing…", meta.clone())),
+                [chunk(ERR, "x")],
+                "{meta}"
+            );
+        }
     }
 
     #[test]

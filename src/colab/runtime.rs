@@ -52,10 +52,11 @@ pub async fn choose<S: Service>(
     memory: Memory<'_>,
     waiting: Waiting<'_>,
 ) -> Result<Runtime, BackendError> {
-    let mut running = waiting
+    let listed = waiting
         .persist("list_runtimes", || service.list_runtimes())
         .await
         .map_err(|status| names::named(&status))?;
+    let mut running = listed.clone();
     running.retain(|runtime| Some(runtime.name.as_str()) != memory.avoid);
 
     if let RuntimeChoice::Named(name) = &settings.runtime {
@@ -92,7 +93,7 @@ pub async fn choose<S: Service>(
             .await;
         return Ok(runtime.clone());
     }
-    create(service, settings, &wanted, &running, memory, waiting).await
+    create(service, settings, &wanted, &listed, memory, waiting).await
 }
 
 async fn create<S: Service>(
@@ -143,7 +144,7 @@ async fn create_once<S: Service>(
             return Ok(runtime);
         }
     }
-    service.create_runtime(spec, request_id).await
+    service.create_runtime(spec, request_id, before).await
 }
 
 /// Why `create_runtime` was refused.

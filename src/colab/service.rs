@@ -25,11 +25,12 @@ pub trait Service: Clone + Send + Sync + 'static {
     /// `get_runtime`
     fn get_runtime(&self, name: &str) -> impl Future<Output = Result<Runtime, Status>> + Send;
 
-    /// `create_runtime`. The request id stays the same when the call is repeated.
+    /// `create_runtime`, where `before` is what runs already. The request id stays the same when the call is repeated.
     fn create_runtime(
         &self,
         spec: &SpecKey,
         request_id: &str,
+        before: &[Runtime],
     ) -> impl Future<Output = Result<Runtime, Status>> + Send;
 
     /// `create_session`
@@ -76,8 +77,13 @@ impl Service for Client {
         Client::get_runtime(self, name).await
     }
 
-    async fn create_runtime(&self, spec: &SpecKey, request_id: &str) -> Result<Runtime, Status> {
-        Client::create_runtime(self, spec, request_id).await
+    async fn create_runtime(
+        &self,
+        spec: &SpecKey,
+        request_id: &str,
+        before: &[Runtime],
+    ) -> Result<Runtime, Status> {
+        self.create_beside(spec, request_id, before).await
     }
 
     async fn create_session(&self, parent: &str, session_id: &str) -> Result<Session, Status> {

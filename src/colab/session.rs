@@ -50,6 +50,8 @@ pub(super) struct State {
     pub session: Option<OpenSession>,
     /// How the service sends text.
     pub shape: Shape,
+    /// Whether the service's execution counts rise, as far as they have told.
+    pub counts: Counts,
     /// Whether variables were lost and the user is still to be told.
     pub lost: bool,
     /// The runtime that was used last.
@@ -62,6 +64,18 @@ pub(super) struct State {
     owned: Vec<String>,
     /// The running cell's interrupt.
     stop: Option<CancellationToken>,
+}
+
+/// What the execution counts of this service are worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Counts {
+    /// There has been one at most.
+    #[default]
+    Unknown,
+    /// They rise from run to run: one that does not is that of another kernel.
+    Rise,
+    /// It is always the same: it says nothing.
+    Stay,
 }
 
 /// An open session.
@@ -100,11 +114,6 @@ impl OpenSession {
             guarded: false,
             told_no_capture: false,
         }
-    }
-
-    /// Whether a run with this number shows that Colab has opened the session anew in between.
-    pub fn was_replaced(&self, count: i64) -> bool {
-        count > 0 && count <= self.last_count
     }
 
     /// The number that the next run is expected to get.

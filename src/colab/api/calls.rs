@@ -85,7 +85,8 @@ impl Client {
         }
     }
 
-    async fn create_beside(
+    /// As [`Client::create_runtime`], where what runs already is known.
+    pub(crate) async fn create_beside(
         &self,
         spec: &SpecKey,
         request_id: &str,
@@ -130,6 +131,13 @@ impl Client {
         parent: &str,
         session_id: impl Into<Option<&'a str>>,
     ) -> Result<Session, Status> {
+        if !self.offers("create_session").await? {
+            return Err(Status::new(
+                Code::Unimplemented,
+                Origin::Service,
+                "The service has no tool create_session",
+            ));
+        }
         let session_id = session_id.into();
         let schema = self.input_schema("create_session").await?;
         let mut arguments = map(json!({"parent": parent}));
@@ -198,7 +206,7 @@ impl Client {
         let mut arguments = arguments;
         let mut seen: Vec<String> = Vec::new();
         for _ in 0..MAX_PAGES {
-            let (items, next) = page(self.call(tool, arguments.clone()).await?, key);
+            let (items, next) = page(self.call(tool, arguments.clone()).await?, key)?;
             for item in items {
                 found.push(parse(item)?);
             }
@@ -295,12 +303,14 @@ pub(super) fn inner(answer: Value, key: &str) -> Value {
 }
 
 /// The items of one page and the token of the next.
-fn page(answer: Value, key: &str) -> (Vec<Value>, Option<String>) {
+///
+/// What cannot be read is not an empty list: a machine would be created beside those that run.
+fn page(answer: Value, key: &str) -> Result<(Vec<Value>, Option<String>), Status> {
     let items = |value: Value| match value {
         Value::Array(items) => items,
         _ => Vec::new(),
     };
-    match answer {
+    Ok(match answer {
         Value::Array(list) => (list, None),
         Value::Object(mut object) => {
             let next = ["nextPageToken", "next_page_token"]
@@ -327,8 +337,12 @@ fn page(answer: Value, key: &str) -> (Vec<Value>, Option<String>) {
                 .unwrap_or_default();
             (items(list), next)
         }
-        _ => (Vec::new(), None),
-    }
+        _ => {
+            return Err(Status::protocol(format!(
+                "The service's list of {key} has an unknown form"
+            )));
+        }
+    })
 }
 
 fn map(value: Value) -> JsonMap {
@@ -350,11 +364,15 @@ mod tests {
             json!([1]),
             json!({"result": [1]}),
         ] {
-            assert_eq!(page(answer, "runtimeSpecs").0, [json!(1)]);
+            assert_eq!(page(answer, "runtimeSpecs").unwrap().0, [json!(1)]);
         }
-        assert_eq!(page(json!({}), "runtimes"), (vec![], None));
+        assert_eq!(page(json!({}), "runtimes").unwrap(), (vec![], None));
+        assert!(page(json!("words"), "runtimes").is_err());
         assert_eq!(
-            page(json!({"nextPageToken": "t"}), "runtimes").1.as_deref(),
+            page(json!({"nextPageToken": "t"}), "runtimes")
+                .unwrap()
+                .1
+                .as_deref(),
             Some("t")
         );
     }

@@ -106,6 +106,55 @@ async fn a_silently_replaced_session_ends_the_cell_that_shows_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_number_that_never_changes_is_no_loss() {
+    let always_one = || vec![result(1, "hi\n")];
+    let fake = scripted(vec![always_one(), always_one(), always_one(), always_one()]);
+    let backend = backend(&fake);
+    assert_eq!(run(&backend, cell("x")).await.count(), Some(1));
+    // Whether it means another kernel is found out once, by a run of nothing.
+    for expected in [2, 3] {
+        assert_eq!(backend.next_execution_count(), expected);
+        let ran = run(&backend, cell("y")).await;
+        assert_eq!(ran.count(), None);
+        assert_eq!(ran.stderr(), "");
+    }
+    assert_eq!(fake.count_of("execute_code"), 4);
+    assert_eq!(fake.count_of("create_session"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_replaced_after_its_first_cell_is_found_out() {
+    let fake = scripted(vec![
+        vec![result(1, "")],
+        vec![result(1, "")],
+        vec![result(2, "")],
+    ]);
+    let backend = backend(&fake);
+    run(&backend, cell("x")).await;
+    let ran = run(&backend, cell("y")).await;
+    assert_eq!(ran.error().name, ErrorName::ColabSessionLost);
+    assert_eq!(fake.count_of("execute_code"), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_list_of_sessions_does_not_end_a_cell_that_goes_on() {
+    let fake = scripted(vec![
+        vec![
+            Step::Say("one\n"),
+            Step::End(Err(status(Code::DeadlineExceeded))),
+        ],
+        vec![Step::Say("two\n"), result(1, "one\ntwo\n")],
+    ]);
+    fake.with(|script| {
+        let refusals = script.failures.entry("list_sessions").or_default();
+        refusals.push_back(status(Code::PermissionDenied));
+    });
+    let ran = run(&backend(&fake), cell("x")).await;
+    assert_eq!(ran.stdout(), "one\ntwo\n");
+    assert_eq!(ran.count(), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_runtime_ends_the_cell() {
     let fake = scripted(vec![
         vec![result(1, "")],

@@ -125,6 +125,11 @@ impl Agreement {
             .filter(|schema| schema.is_object())
     }
 
+    /// Whether the server names a tool, or names none at all.
+    pub(crate) fn offers(&self, tool: &str) -> bool {
+        self.tools.is_empty() || self.tools.contains_key(tool)
+    }
+
     /// The headers that mirror a call's arguments. Only the stateless era has them.
     pub(crate) fn mirror(
         &self,

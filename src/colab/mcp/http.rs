@@ -42,6 +42,21 @@ pub fn install_crypto() {
     });
 }
 
+/// What every client of the process has in common: how it connects to this address, and that it follows no redirect, because
+/// its requests carry tokens. An address of this machine is not reached through a proxy.
+pub(crate) fn builder(url: &Url) -> reqwest::ClientBuilder {
+    install_crypto();
+    let builder = reqwest::Client::builder()
+        .user_agent(concat!("colab-kernel/", env!("CARGO_PKG_VERSION")))
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_TIMEOUT);
+    if is_loopback(url) {
+        builder.no_proxy()
+    } else {
+        builder
+    }
+}
+
 /// One endpoint and how it is reached. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Http {
@@ -128,11 +143,7 @@ impl Http {
         if let Some(client) = self.client.get() {
             return Ok(client);
         }
-        install_crypto();
-        let mut builder = reqwest::Client::builder()
-            .user_agent(concat!("colab-kernel/", env!("CARGO_PKG_VERSION")))
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT_TIMEOUT)
+        let builder = builder(&self.endpoint)
             .tcp_nodelay(true)
             .tcp_keepalive(PING_INTERVAL)
             .tcp_keepalive_interval(Duration::from_secs(10))
@@ -141,9 +152,6 @@ impl Http {
             .http2_keep_alive_timeout(PING_TIMEOUT)
             .http2_initial_stream_window_size(2 * 1024 * 1024)
             .http2_initial_connection_window_size(4 * 1024 * 1024);
-        if is_loopback(&self.endpoint) {
-            builder = builder.no_proxy();
-        }
         let client = builder.build().map_err(|error| {
             let cause = root_cause(&error);
             Status::new(
@@ -274,7 +282,8 @@ async fn read_refusal(response: Response) -> Refusal {
     }
 }
 
-fn is_loopback(endpoint: &Url) -> bool {
+/// Whether an address is this machine.
+pub(crate) fn is_loopback(endpoint: &Url) -> bool {
     match endpoint.host() {
         Some(Host::Domain(name)) => {
             let name = name.trim_end_matches('.');

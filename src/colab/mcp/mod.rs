@@ -102,6 +102,11 @@ impl Client {
         Ok(self.agreement().await?.schema(tool).cloned())
     }
 
+    /// Whether the server names this tool. One that names none is believed to have it.
+    pub(crate) async fn offers(&self, tool: &str) -> Result<bool, Status> {
+        Ok(self.agreement().await?.offers(tool))
+    }
+
     /// Gets a resource from the endpoint's host by its REST name, with the same credentials.
     pub(crate) async fn get(&self, path: &str) -> Result<Value, Status> {
         let read = async {

@@ -38,13 +38,19 @@ pub(crate) fn outcome(result: Value) -> Result<Value, Status> {
         return Ok(Value::Object(result));
     }
     let texts = texts(&result);
-    if let Some(value) = texts.iter().find_map(|text| json_in(text)) {
+    let whole = texts.concat();
+    // One item holds the answer, or it was cut into several.
+    if let Some(value) = texts
+        .iter()
+        .find_map(|text| json_in(text))
+        .or_else(|| json_in(&whole))
+    {
         return Ok(unwrapped(value));
     }
     if texts.is_empty() {
         return Ok(Value::Object(Map::new()));
     }
-    Ok(Value::String(texts.concat()))
+    Ok(Value::String(whole))
 }
 
 /// The result of code that raised, in a tool result that is marked as failed.
@@ -110,6 +116,7 @@ mod tests {
             json!({"structuredContent": {"result": runtime}, "content": []}),
             json!({"structuredContent": null, "content": [{"type": "image", "data": ""}, {"type": "text", "text": runtime.to_string()}]}),
             text(&runtime.to_string()),
+            json!({"content": [{"type": "text", "text": "{\"name\": \"run"}, {"type": "text", "text": "times/r1\"}"}]}),
             json!({"name": "runtimes/r1", "resultType": "complete", "_meta": {}}),
         ] {
             assert_eq!(outcome(result.clone()).unwrap(), runtime, "{result}");
