@@ -1,8 +1,10 @@
 //! `colab-kernel emulate`: the local Colab, until Ctrl-C.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::terminal::{Style, paint};
 use crate::emulator::{Emulator, EmulatorConfig, PythonChoice, Quirks};
 
 /// The port when none is given.
@@ -30,37 +32,41 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     for setting in &args.quirks {
         quirks.set(setting)?;
     }
-    let python = match args.python {
-        Some(path) => PythonChoice::Path(path),
-        None => PythonChoice::default(),
-    };
     let config = EmulatorConfig {
-        port: args.port,
-        python,
         quirks,
-        progress: Some(Arc::new(|line| eprintln!("{line}"))),
-        ..EmulatorConfig::default()
+        ..config(args.port, args.python)
     };
     let mut stop = std::pin::pin!(stop_signal()?);
     let emulator = tokio::select! {
         started = Emulator::start(config) => started?,
         () = &mut stop => return Ok(()),
     };
-    println!("Local Colab at {}", emulator.endpoint());
-    println!();
-    println!("export COLAB_KERNEL_ENDPOINT={}", emulator.endpoint());
-    println!("export COLAB_KERNEL_TOKEN=local");
-    println!();
-    println!(
-        "Set both in another terminal, then open a notebook there with the kernel \"Colab (remote)\"."
-    );
-    println!(
-        "Any token will do; each names an account of its own. Ctrl-C ends the emulator and its runtimes."
+    let endpoint = emulator.endpoint();
+    // A closed terminal is no reason to stop serving.
+    let _ = writeln!(
+        io::stdout(),
+        "Local Colab at {endpoint}\n\n\
+         export COLAB_KERNEL_ENDPOINT={endpoint}\n\
+         export COLAB_KERNEL_TOKEN=local\n\n\
+         Set both in another terminal, then open a notebook there with the kernel \"Colab (remote)\".\n\
+         Any token will do; each names an account of its own. Ctrl-C ends the emulator and its runtimes."
     );
     stop.await;
     eprintln!("Ending the runtimes");
     emulator.shutdown().await;
     Ok(())
+}
+
+/// An emulator on this port with this Python, its set-up told on standard error.
+pub(super) fn config(port: u16, python: Option<PathBuf>) -> EmulatorConfig {
+    EmulatorConfig {
+        port,
+        python: python.map_or_else(PythonChoice::default, PythonChoice::Path),
+        progress: Some(Arc::new(|line| {
+            eprintln!("{}", paint(line, Style::Faint, &io::stderr()));
+        })),
+        ..EmulatorConfig::default()
+    }
 }
 
 /// Resolves at Ctrl-C or SIGTERM. Listening begins with this call, not with the first poll.

@@ -10,17 +10,16 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use bytes::Bytes;
 use futures_util::stream;
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 use tokio::time::{MissedTickBehavior, interval_at};
 
+use super::callers::{self, Caller};
 use super::calls::{Call, CallKey, CallStep, Calls};
 use super::eras::{self, Era, McpSessions};
 use super::errors::{Code, Failure, locked};
@@ -77,62 +76,9 @@ pub(super) fn router(service: Arc<Service>) -> Router {
     Router::new()
         .route("/mcp", any(endpoint))
         .route("/v1/operations/{id}", get(operation))
-        .layer(axum::middleware::from_fn(authenticate))
+        .layer(axum::middleware::from_fn(callers::authenticate))
         .layer(DefaultBodyLimit::max(MAX_REQUEST))
         .with_state(service)
-}
-
-/// The account of a request: a hash, so that the token itself is kept nowhere.
-#[derive(Clone)]
-struct Caller(String);
-
-/// Any non-empty bearer token is good and names an account. Pages of other sites are refused (DNS rebinding).
-async fn authenticate(mut request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let origin = headers
-        .get(header::ORIGIN)
-        .and_then(|origin| origin.to_str().ok());
-    if origin.is_some_and(|origin| !is_loopback(origin)) {
-        return StatusCode::FORBIDDEN.into_response();
-    }
-    let token = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .map(|(_, token)| token.trim())
-        .filter(|token| !token.is_empty());
-    let Some(token) = token else {
-        let body = json!({"error": {
-            "code": 401,
-            "message": "Request is missing required authentication credential.",
-            "status": "UNAUTHENTICATED",
-            "details": [{
-                "@type": "type.googleapis.com/google.rpc.ErrorInfo",
-                "reason": "CREDENTIALS_MISSING",
-                "domain": "googleapis.com",
-            }],
-        }});
-        let mut response = (StatusCode::UNAUTHORIZED, axum::Json(body)).into_response();
-        let challenge = HeaderValue::from_static("Bearer realm=\"local Colab\"");
-        response
-            .headers_mut()
-            .insert(header::WWW_AUTHENTICATE, challenge);
-        return response;
-    };
-    let hash = Sha256::digest(token.as_bytes());
-    let account = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    request.extensions_mut().insert(Caller(account));
-    next.run(request).await
-}
-
-fn is_loopback(origin: &str) -> bool {
-    url::Url::parse(origin).is_ok_and(|origin| match origin.host() {
-        Some(url::Host::Domain(name)) => name == "localhost",
-        Some(url::Host::Ipv4(address)) => address.is_loopback(),
-        Some(url::Host::Ipv6(address)) => address.is_loopback(),
-        None => false,
-    })
 }
 
 /// `GET v1/operations/{id}`, also as `{id}:wait`.
@@ -141,7 +87,7 @@ async fn operation(
     Path(id): Path<String>,
     axum::Extension(caller): axum::Extension<Caller>,
 ) -> Response {
-    let account = service.account(&caller.0);
+    let account = service.account(&caller.account);
     let (id, wait) = id
         .strip_suffix(":wait")
         .map_or((id.as_str(), false), |id| (id, true));
@@ -269,7 +215,7 @@ fn call_key(caller: &Caller, era: &Era, id: &Value) -> CallKey {
         _ => String::new(),
     };
     CallKey {
-        account: caller.0.clone(),
+        account: caller.account.clone(),
         mcp_session,
         id: id.to_string(),
     }
@@ -335,7 +281,7 @@ impl Exchange {
         let name = params["name"].as_str().unwrap_or_default();
         let empty = Map::new();
         let arguments = params["arguments"].as_object().unwrap_or(&empty);
-        let account = self.service.account(&self.caller.0);
+        let account = self.service.account(&self.caller.account);
         let token = &params["_meta"]["progressToken"];
         let token = Some(token.clone()).filter(|token| token.is_string() || token.is_number());
         match tools::call(&account, &self.service.workshop, name, arguments).await {

@@ -13,6 +13,7 @@
 //!   watches a pipe of ours (`launcher.py`).
 //! * Nothing of the user's own Jupyter, IPython or matplotlib settings reaches a runtime, and nothing flows back.
 
+mod callers;
 mod calls;
 mod collect;
 mod eras;
@@ -40,6 +41,7 @@ use axum::serve::ListenerExt as _;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use self::mcp::Service;
@@ -147,6 +149,7 @@ impl Emulator {
             directory: directory.path().to_owned(),
             http,
             quirks: Arc::new(config.quirks),
+            closing: CancellationToken::new(),
         });
         let app = mcp::router(service.clone());
         let listener = listener.tap_io(proxy::send_at_once);
@@ -171,10 +174,10 @@ impl Emulator {
 
     /// Ends every runtime with its kernels and removes their directories.
     pub async fn shutdown(self) {
-        let runtimes = self.end();
+        self.end();
         let ended = async {
-            for runtime in runtimes {
-                runtime.server.ended().await;
+            for account in self.service.accounts() {
+                account.ended().await;
             }
         };
         if tokio::time::timeout(SHUTDOWN, ended).await.is_err() {
@@ -183,17 +186,12 @@ impl Emulator {
     }
 
     /// Takes no more requests and begins to end every runtime.
-    fn end(&self) -> Vec<Arc<runtimes::Runtime>> {
+    fn end(&self) {
         self.server.abort();
-        let accounts = self.service.accounts();
-        let runtimes: Vec<_> = accounts
-            .iter()
-            .flat_map(|account| account.close())
-            .collect();
-        for runtime in &runtimes {
-            runtime.end();
+        self.service.workshop.closing.cancel();
+        for account in self.service.accounts() {
+            account.end();
         }
-        runtimes
     }
 }
 

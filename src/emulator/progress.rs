@@ -54,3 +54,70 @@ impl Progress {
 pub(super) fn event(message: &Value) -> Bytes {
     format!("event: message\ndata: {message}\n\n").into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parameters of the notifications for a piece of each stream.
+    fn notified(token: Option<Value>, shape: ProgressShape) -> Vec<Value> {
+        let piece = |stream: &str, text: &str| Printed {
+            stream: stream.to_owned(),
+            text: text.to_owned(),
+        };
+        let pieces = [piece("stdout", "out\n"), piece("stderr", "é")];
+        let events = Progress::new(token, shape).events(&pieces);
+        let events = std::str::from_utf8(&events).expect("events are text");
+        let data = events
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| {
+            let mut message: Value = serde_json::from_str(data).expect("data is JSON");
+            assert_eq!(message["method"], "notifications/progress");
+            message["params"].take()
+        })
+        .collect()
+    }
+
+    #[test]
+    fn text_takes_the_shape_that_is_asked_for() {
+        for (shape, expected) in [
+            (
+                ProgressShape::Meta,
+                json!([["out\n", {"stream": "stdout"}], ["é", {"stream": "stderr"}]]),
+            ),
+            (
+                ProgressShape::Message,
+                json!([["out\n", null], ["é", null]]),
+            ),
+            (
+                ProgressShape::Json,
+                json!([
+                    [r#"{"stream":"stdout","text":"out\n"}"#, null],
+                    [r#"{"stream":"stderr","text":"é"}"#, null]
+                ]),
+            ),
+            (
+                ProgressShape::JsonKeyed,
+                json!([[r#"{"stdout":"out\n"}"#, null], [r#"{"stderr":"é"}"#, null]]),
+            ),
+            (ProgressShape::None, json!([])),
+        ] {
+            let notified = notified(Some("p".into()), shape);
+            let shown = notified
+                .iter()
+                .map(|params| json!([params["message"], params["_meta"]]));
+            assert_eq!(Value::from_iter(shown), expected, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn notifications_are_numbered_and_need_a_token() {
+        let numbers: Vec<_> = notified(Some(7.into()), ProgressShape::Meta)
+            .iter()
+            .map(|params| (params["progressToken"].clone(), params["progress"].clone()))
+            .collect();
+        assert_eq!(numbers, [(json!(7), json!(1)), (json!(7), json!(2))]);
+        assert!(notified(None, ProgressShape::Meta).is_empty());
+    }
+}

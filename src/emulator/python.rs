@@ -27,6 +27,9 @@ const COLAB_PYTHONS: std::ops::RangeInclusive<u32> = 11..=13;
 /// Names the cache directory.
 const CACHE_DIR_VARIABLE: &str = "COLAB_KERNEL_CACHE_DIR";
 
+/// Names the directory for temporary files, to Python.
+pub(super) const TEMPORARY: &str = if cfg!(windows) { "TEMP" } else { "TMPDIR" };
+
 /// Which Python runs the Jupyter servers and their kernels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PythonChoice {
@@ -326,9 +329,13 @@ async fn make(environment: &Environment, progress: &ProgressFn) -> Result<(), Py
         "--only-binary=:all:",
         "-r",
     ];
-    run(Command::new(environment.python()).args(pip).arg(&list))
-        .await
-        .map_err(pip_error)?;
+    // In the environment, where what an interrupted pip leaves is removed with it.
+    let scratch = venv.join("tmp");
+    tokio::fs::create_dir_all(&scratch).await.map_err(failed)?;
+    let mut install = Command::new(environment.python());
+    install.args(pip).arg(&list).env(TEMPORARY, &scratch);
+    run(&mut install).await.map_err(pip_error)?;
+    tokio::fs::remove_dir_all(&scratch).await.map_err(failed)?;
     let imports = "import jupyter_server.serverapp, ipykernel.kernelapp, matplotlib.font_manager";
     run(Command::new(environment.python())
         .args(["-c", imports])
@@ -380,11 +387,13 @@ fn pip_error(said: String) -> PythonError {
         "ProxyError",
         "ReadTimeout",
     ];
-    let cause = last_line(said.as_bytes());
-    if NETWORK.iter().any(|sign| said.contains(sign)) {
-        PythonError::Network(cause)
-    } else {
-        PythonError::Install(cause)
+    let mut lines = said.lines().rev();
+    match lines.find(|line| NETWORK.iter().any(|sign| line.contains(sign))) {
+        Some(line) => {
+            let (_, cause) = line.split_once("broken by ").unwrap_or(("", line));
+            PythonError::Network(cause.trim().to_owned())
+        }
+        None => PythonError::Install(last_line(said.as_bytes())),
     }
 }
 
@@ -430,7 +439,7 @@ mod tests {
         let offline = "WARNING: Retrying after connection broken by 'NewConnectionError'\nERROR: No matching distribution found for x==1 (from versions: none)";
         assert!(matches!(
             pip_error(offline.to_owned()),
-            PythonError::Network(_)
+            PythonError::Network(cause) if cause == "'NewConnectionError'"
         ));
         let refused = "ERROR: Could not find a version that satisfies the requirement numpy==2.1.3 (from versions: 1.0)\nERROR: No matching distribution found";
         assert!(matches!(

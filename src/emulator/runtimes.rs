@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::errors::{Code, Failure, locked};
@@ -32,6 +33,8 @@ pub(super) struct Workshop {
     pub directory: PathBuf,
     pub http: reqwest::Client,
     pub quirks: Arc<Quirks>,
+    /// Cancelled when the emulator ends: nothing is created any more, and what is being created ends.
+    pub closing: CancellationToken,
 }
 
 /// A user.
@@ -47,7 +50,6 @@ struct AccountState {
     starting: Vec<String>,
     operations: HashMap<String, Arc<Operation>>,
     recent_calls: Vec<Instant>,
-    closed: bool,
 }
 
 /// What `create_runtime` asks for.
@@ -115,11 +117,21 @@ impl Account {
         locked(&self.state).runtimes.clone()
     }
 
-    /// All runtimes, to be ended; what is still starting ends as soon as it has started.
-    pub fn close(&self) -> Vec<Arc<Runtime>> {
-        let mut state = locked(&self.state);
-        state.closed = true;
-        std::mem::take(&mut state.runtimes)
+    /// Begins to end all runtimes.
+    pub fn end(&self) {
+        for runtime in self.runtimes() {
+            runtime.end();
+        }
+    }
+
+    /// Resolves when all runtimes that were told to end are gone, those included that were still starting.
+    pub async fn ended(&self) {
+        let operations: Vec<_> = locked(&self.state).operations.values().cloned().collect();
+        for operation in operations {
+            if let Ok(runtime) = operation.done().await {
+                runtime.server.ended().await;
+            }
+        }
     }
 
     /// A runtime by its id.
@@ -152,6 +164,9 @@ impl Account {
         workshop: &Arc<Workshop>,
     ) -> Result<Arc<Operation>, Failure> {
         let mut state = locked(&self.state);
+        if workshop.closing.is_cancelled() {
+            return Err(closing());
+        }
         let earlier = state.operations.values().find(|operation| {
             wanted.request_id.is_some() && operation.request_id == wanted.request_id
         });
@@ -196,11 +211,11 @@ impl Account {
             let mut state = locked(&account.state);
             state.starting.retain(|starting| *starting != id);
             if let Ok(runtime) = &started {
-                if state.closed {
-                    runtime.end();
-                    return;
-                }
                 state.runtimes.push(runtime.clone());
+                // The emulator ends the runtimes that it finds in the list: this one came too late to be found.
+                if workshop.closing.is_cancelled() {
+                    runtime.end();
+                }
             }
             drop(state);
             sender.send_replace(Some(started));
@@ -232,7 +247,10 @@ impl Runtime {
         version: String,
         workshop: &Workshop,
     ) -> Result<Arc<Self>, Failure> {
-        tokio::time::sleep(workshop.quirks.boot).await;
+        tokio::select! {
+            () = tokio::time::sleep(workshop.quirks.boot) => {}
+            () = workshop.closing.cancelled() => return Err(closing()),
+        }
         let unavailable = |error: std::io::Error| {
             Failure::new(
                 Code::Internal,
@@ -244,10 +262,10 @@ impl Runtime {
             .await
             .map_err(unavailable)?;
         let address = listener.local_addr().map_err(unavailable)?;
-        // Not the id: the same id may be created again while the earlier one's directory is being removed.
-        let directory = workshop.directory.join(Uuid::new_v4().simple().to_string());
-        let server =
-            JupyterServer::start(&workshop.python, directory, workshop.http.clone()).await?;
+        // Not the id: the same id may be created again while the earlier one's directory is being removed. Short, because
+        // Python makes unix sockets below it, whose paths have 104 bytes.
+        let name = Uuid::new_v4().simple().to_string();
+        let server = JupyterServer::start(workshop, workshop.directory.join(&name[..8])).await?;
         let runtime = Arc::new(Self {
             id,
             spec,
@@ -394,6 +412,15 @@ impl Runtime {
         }
         self.server.end();
     }
+}
+
+/// The failure of what is asked for while the emulator ends.
+fn closing() -> Failure {
+    Failure::new(
+        Code::Unavailable,
+        "SHUTTING_DOWN",
+        "The local Colab is ending",
+    )
 }
 
 /// RFC 1034 as the reference words it: 1 to 63 of a-z, 0-9 and hyphen, a letter first, a letter or digit last.

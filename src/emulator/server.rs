@@ -4,6 +4,7 @@
 //! DIRECTORY/root           what the server shows as /
 //!          /root/content   /content, where kernels start
 //!          /root/root      /root, the home directory
+//!          /root/tmp       /tmp, for temporary files
 //!          /private        Jupyter's, IPython's and the server's own files
 //! ```
 //!
@@ -23,7 +24,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 use super::errors::{Code, Failure};
-use super::python::Python;
+use super::python::{Python, TEMPORARY};
+use super::runtimes::Workshop;
 
 const LAUNCHER: &str = include_str!("launcher.py");
 
@@ -64,11 +66,8 @@ pub(super) struct JupyterKernel {
 
 impl JupyterServer {
     /// Starts a server in a directory, which is removed when the server ends.
-    pub async fn start(
-        python: &Python,
-        directory: PathBuf,
-        http: reqwest::Client,
-    ) -> Result<Arc<Self>, Failure> {
+    pub async fn start(workshop: &Workshop, directory: PathBuf) -> Result<Arc<Self>, Failure> {
+        let python = &workshop.python;
         lay_out(python, &directory).await.map_err(|error| {
             internal(format!("The runtime's directory cannot be made: {error}"))
         })?;
@@ -81,25 +80,26 @@ impl JupyterServer {
         tokio::spawn(mind(child, stop.clone(), gone.clone()));
 
         let private = directory.join("private");
-        let runtime_directory = private.join("runtime");
         let port = tokio::select! {
-            port = find_port(&runtime_directory) => port,
+            port = find_port(private.join("runtime")) => port,
             () = gone.cancelled() => None,
-            () = sleep(START) => None,
+            () = workshop.closing.cancelled() => None,
         };
         let Some(port) = port else {
-            let log = tokio::fs::read_to_string(private.join("server.log")).await;
-            tracing::error!(
-                log = log.unwrap_or_default(),
-                "the Jupyter Server did not start"
-            );
+            if !workshop.closing.is_cancelled() {
+                let log = tokio::fs::read_to_string(private.join("server.log")).await;
+                let log = log.unwrap_or_default();
+                tracing::error!(log, "the Jupyter Server did not start");
+            }
+            stop.cancel();
+            gone.cancelled().await;
             return Err(internal("The runtime's Jupyter Server did not start"));
         };
         Ok(Arc::new(Self {
             url: format!("http://127.0.0.1:{port}"),
             token,
             directory,
-            http,
+            http: workshop.http.clone(),
             gone,
             stop,
             _stop_on_drop: stop_on_drop,
@@ -216,6 +216,7 @@ async fn lay_out(python: &Python, directory: &Path) -> std::io::Result<()> {
     for path in [
         directory.join("root").join("content"),
         directory.join("root").join("root"),
+        directory.join("root").join("tmp"),
         private.join("runtime"),
         private.join("config"),
         spec.clone(),
@@ -287,7 +288,9 @@ fn spawn(python: &Python, directory: &Path, token: &str) -> std::io::Result<Chil
             "MPLCONFIGDIR",
             matplotlib.unwrap_or_else(|| private.join("matplotlib")),
         )
-        .env("PATH", search_path(&python.path));
+        .env("PATH", search_path(&python.path))
+        // What a killed process leaves there goes with the runtime.
+        .env(TEMPORARY, root.join("tmp"));
     command.spawn()
 }
 
@@ -316,14 +319,14 @@ async fn mind(mut child: Child, stop: CancellationToken, gone: CancellationToken
 }
 
 /// The port from the file that a Jupyter Server writes once it listens, when it answers there.
-async fn find_port(runtime_directory: &Path) -> Option<u16> {
+async fn find_port(runtime_directory: PathBuf) -> Option<u16> {
     #[derive(Deserialize)]
     struct Info {
         port: u16,
     }
     let deadline = Instant::now() + START;
     while Instant::now() < deadline {
-        if let Ok(mut entries) = tokio::fs::read_dir(runtime_directory).await {
+        if let Ok(mut entries) = tokio::fs::read_dir(&runtime_directory).await {
             while let Ok(Some(entry)) = entries.next_entry().await {
                 let name = entry.file_name();
                 let name = name.to_string_lossy();

@@ -1,3 +1,4 @@
 //! The commands and their contract.
 
+mod cli;
 mod install;

@@ -5,7 +5,6 @@
 mod backend;
 mod client;
 mod commands;
-mod commands_cli;
 mod demo;
 mod emulator;
 mod kernel;

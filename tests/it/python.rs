@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::python_env::{python_env, target_dir};
+use crate::python_env::{python_dir, python_env};
 
 fn pytest(file: &str) {
     let python = python_env(
@@ -25,7 +25,7 @@ fn pytest(file: &str) {
         ])
         .arg(tests.join(file))
         .env("COLAB_KERNEL_BIN", env!("CARGO_BIN_EXE_colab-kernel"))
-        .env("COLAB_KERNEL_CACHE_DIR", target_dir().join("python"))
+        .env("COLAB_KERNEL_CACHE_DIR", python_dir())
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .unwrap();

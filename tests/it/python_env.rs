@@ -17,7 +17,7 @@ pub fn python_env(name: &str, requirements: &str) -> PathBuf {
         .take(6)
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    let root = target_dir().join("python");
+    let root = python_dir();
     let home = root.join(format!("{name}-{hash}"));
     let python = home.join(if cfg!(windows) {
         "Scripts/python.exe"
@@ -71,11 +71,10 @@ fn run(command: &mut Command, hint: &str) {
     }
 }
 
-/// The target directory that this test binary was built in.
-pub fn target_dir() -> PathBuf {
-    Path::new(env!("CARGO_BIN_EXE_colab-kernel"))
+/// Where all environments are, the emulator's as well: each is made once for all tests.
+pub fn python_dir() -> PathBuf {
+    let target = Path::new(env!("CARGO_BIN_EXE_colab-kernel"))
         .ancestors()
-        .nth(2)
-        .unwrap()
-        .to_owned()
+        .nth(2);
+    target.unwrap().join("python")
 }

@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from jupyter_client.manager import KernelManager
 
 BINARY = os.environ["COLAB_KERNEL_BIN"]
 
@@ -129,9 +130,61 @@ def front_for(prefix, tmp_path):
     return lambda emulator: Front(emulator, prefix, tmp_path)
 
 
+class Kernel:
+    """A kernel started the way front-ends start it, with one client."""
+
+    def __init__(self, front):
+        self.manager = KernelManager(kernel_name="colab")
+        self.manager.kernel_spec_manager.kernel_dirs = [
+            os.path.join(front.env["JUPYTER_PATH"], "kernels")
+        ]
+        self.manager.start_kernel(env=front.env)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=30)
+
+    def run(self, code, timeout=120):
+        """The reply and the messages of a cell, each with the time of its arrival."""
+        msg_id = self.client.execute(code)
+        return self.collect(msg_id, timeout)
+
+    def collect(self, msg_id, timeout=120):
+        messages = []
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self.client.get_iopub_msg(timeout=deadline - time.monotonic())
+            if message["parent_header"].get("msg_id") != msg_id:
+                continue
+            messages.append((time.monotonic(), message))
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                break
+        while True:
+            reply = self.client.get_shell_msg(timeout=deadline - time.monotonic())
+            if reply["parent_header"].get("msg_id") == msg_id:
+                return reply, messages
+
+    def stop(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel()
+
+
+@pytest.fixture
+def kernels():
+    """Starts kernels; they are shut down after the test."""
+    started = []
+
+    def start(front):
+        started.append(Kernel(front))
+        return started[-1]
+
+    yield start
+    for kernel in started:
+        kernel.stop()
+
+
 def pytest_runtest_makereport(item, call):
-    """Leaves the kernel's log beside a failure."""
-    if call.excinfo is not None and "front" in getattr(item, "funcargs", {}):
-        state = Path(item.funcargs["front"].env["COLAB_KERNEL_STATE_DIR"])
-        for log in sorted(state.rglob("*.log")):
-            item.add_report_section(call.when, str(log.name), log.read_text(errors="replace")[-4000:])
+    """Leaves the kernels' logs beside a failure."""
+    directory = getattr(item, "funcargs", {}).get("tmp_path", os.environ.get("COLAB_KERNEL_STATE_DIR"))
+    if call.excinfo is not None and directory is not None:
+        for log in sorted(Path(directory).rglob("kernel-*.log")):
+            item.add_report_section(call.when, log.name, log.read_text(errors="replace")[-4000:])

@@ -1,6 +1,5 @@
 """nbconvert and papermill run notebooks on the kernel as they do on ipykernel."""
 
-import copy
 import re
 
 import nbformat
@@ -31,7 +30,7 @@ def notebook(kernel):
 def essence(cell):
     """What must be equal between kernels: other versions of IPython and pandas format tracebacks and HTML differently."""
     outputs = []
-    for output in copy.deepcopy(cell.outputs):
+    for output in cell.outputs:
         if output.output_type == "error":
             outputs.append(("error", output.ename, output.evalue))
         elif output.output_type == "stream":

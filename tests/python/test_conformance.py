@@ -15,6 +15,7 @@ def environment(emulator, prefix, tmp_path_factory):
         "COLAB_KERNEL_ENDPOINT": emulator.endpoint,
         "COLAB_KERNEL_TOKEN": "conformance",
         "COLAB_KERNEL_STATE_DIR": str(directory / "state"),
+        "COLAB_KERNEL_LOG": "debug",
     }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -54,5 +55,3 @@ class ColabKernelTests(jupyter_kernel_test.KernelTests):
 class ColabWelcomeTests(jupyter_kernel_test.IopubWelcomeTests):
     kernel_name = "colab"
     support_iopub_welcome = True
-
-

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from test_streams import kernels  # noqa: F401  (a fixture)
 
 ERAS = ["2026-07-28", "plain", "2025-11-25"]
 CANCELS = ["notification", "disconnect"]
@@ -11,7 +10,7 @@ CANCELS = ["notification", "disconnect"]
 
 @pytest.mark.parametrize("cancel", CANCELS)
 @pytest.mark.parametrize("era", ERAS)
-def test_an_endless_loop_is_interrupted_in_under_a_second(era, cancel, emulator_with, front_for, kernels):  # noqa: F811
+def test_an_endless_loop_is_interrupted_in_under_a_second(era, cancel, emulator_with, front_for, kernels):
     kernel = kernels(front_for(emulator_with(f"era={era}", f"cancel={cancel}")))
     kernel.run("kept = 1")
     client = kernel.client

@@ -7,61 +7,7 @@ import sys
 import threading
 import time
 
-import pytest
 from jupyter_client.blocking import BlockingKernelClient
-from jupyter_client.manager import KernelManager
-
-
-class Kernel:
-    """A kernel started the way front-ends start it, with one client."""
-
-    def __init__(self, front):
-        self.manager = KernelManager(kernel_name="colab")
-        self.manager.kernel_spec_manager.kernel_dirs = [
-            os.path.join(front.env["JUPYTER_PATH"], "kernels")
-        ]
-        self.manager.start_kernel(env=front.env)
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=30)
-
-    def run(self, code, timeout=120):
-        """The reply and the messages of a cell, each with the time of its arrival."""
-        msg_id = self.client.execute(code)
-        return self.collect(msg_id, timeout)
-
-    def collect(self, msg_id, timeout=120):
-        messages = []
-        deadline = time.monotonic() + timeout
-        while True:
-            message = self.client.get_iopub_msg(timeout=deadline - time.monotonic())
-            if message["parent_header"].get("msg_id") != msg_id:
-                continue
-            messages.append((time.monotonic(), message))
-            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-                break
-        while True:
-            reply = self.client.get_shell_msg(timeout=deadline - time.monotonic())
-            if reply["parent_header"].get("msg_id") == msg_id:
-                return reply, messages
-
-    def stop(self):
-        self.client.stop_channels()
-        self.manager.shutdown_kernel()
-
-
-@pytest.fixture
-def kernels():
-    """Starts kernels; they are shut down after the test."""
-    started = []
-
-    def start(front):
-        started.append(Kernel(front))
-        return started[-1]
-
-    yield start
-    for kernel in started:
-        kernel.stop()
 
 
 def streams(messages, name=None):

@@ -12,7 +12,6 @@ mod outputs;
 use std::io::{self, Stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context;
 use serde_json::Value;
@@ -22,7 +21,7 @@ use self::notebook::Notebook;
 use self::outputs::{Outputs, Printer};
 use super::emulate::{self, stop_signal};
 use super::terminal::{Style, paint, wants_colour};
-use crate::emulator::{Emulator, EmulatorConfig, PythonChoice};
+use crate::emulator::Emulator;
 
 /// Run a notebook on a local Colab: no account, no network once it is set up.
 #[derive(Debug, Clone, clap::Args)]
@@ -64,11 +63,21 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         .output
         .clone()
         .unwrap_or_else(|| notebook.default_output());
+    let unwritable = || {
+        format!(
+            "The executed notebook cannot be written to {}\nName another place with --output FILE",
+            output.display()
+        )
+    };
+    notebook::check_writable(&output).with_context(unwritable)?;
     let mut stop = std::pin::pin!(stop_signal()?);
 
     let emulator = tokio::select! {
-        started = Emulator::start(emulator_config(&args)) => started?,
-        () = &mut stop => return Ok(ExitCode::FAILURE),
+        started = Emulator::start(emulate::config(args.port, args.python.clone())) => started?,
+        () = &mut stop => {
+            printer().line("Stopped")?;
+            return Ok(ExitCode::FAILURE);
+        }
     };
     let endpoint = emulator.endpoint();
     let outcome = tokio::select! {
@@ -93,12 +102,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         printer.line("Stopped")?;
         return Ok(ExitCode::FAILURE);
     }
-    notebook.write(&output).with_context(|| {
-        format!(
-            "The executed notebook cannot be written to {}",
-            output.display()
-        )
-    })?;
+    notebook.write(&output).with_context(unwritable)?;
     printer.line("")?;
     if let Ending::Raised { cell, exception } = &ending {
         printer.line(&format!(
@@ -149,20 +153,6 @@ async fn run_cells(kernel: &mut Kernel, notebook: &mut Notebook) -> anyhow::Resu
 
 fn printer() -> Printer<Stdout> {
     Printer::new(io::stdout(), wants_colour(&io::stdout()))
-}
-
-fn emulator_config(args: &Args) -> EmulatorConfig {
-    EmulatorConfig {
-        port: args.port,
-        python: args
-            .python
-            .clone()
-            .map_or_else(PythonChoice::default, PythonChoice::Path),
-        progress: Some(Arc::new(|line| {
-            eprintln!("{}", paint(line, Style::Faint, &io::stderr()));
-        })),
-        ..EmulatorConfig::default()
-    }
 }
 
 /// How to go on in JupyterLab, in lines that can be copied.

@@ -1,5 +1,6 @@
 //! A notebook file (nbformat 4): read, filled with outputs, written again with everything else unchanged.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -136,6 +137,17 @@ impl Notebook {
     }
 }
 
+/// Fails where a notebook could not be written: better told before its cells run than after.
+pub(super) fn check_writable(path: &Path) -> io::Result<()> {
+    if path.exists() {
+        File::options().append(true).open(path)?;
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| *parent != Path::new(""));
+    tempfile::tempfile_in(parent.unwrap_or(Path::new(".")))?;
+    Ok(())
+}
+
 /// A code cell to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CodeCell {
@@ -250,6 +262,20 @@ mod tests {
             let message = Notebook::read(&path).unwrap_err().to_string();
             assert!(message.contains("x.ipynb is not a notebook"), "{message}");
         }
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_to_is_told_and_nothing_is_left_where_it_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.ipynb");
+        check_writable(&path).unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        std::fs::write(&path, "kept").unwrap();
+        check_writable(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+        check_writable(directory.path()).unwrap_err();
+        check_writable(&directory.path().join("none/x.ipynb")).unwrap_err();
+        check_writable(Path::new("x.ipynb")).unwrap();
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What interrupts a call, and what does not.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::lab::{Lab, Stream, eventually, fresh, limited, outcome, request_id, shared};
 
@@ -21,9 +21,7 @@ async fn a_notification_interrupts_the_kernel_and_the_call_ends_with_its_result(
         lab.cancel(&id).await;
         assert_interrupted(&mut call).await;
         assert_eq!(lab.execute(&session, "x").await.unwrap()["result"], "1");
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -49,9 +47,7 @@ async fn cancelling_aborts_the_calls_that_wait() {
             lab.execute(&session, "'ran' in globals()").await.unwrap()["result"],
             "False"
         );
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -69,9 +65,7 @@ async fn closing_the_stream_interrupts_the_kernel() {
             lab.execute(&session, "'next'").await.unwrap()["result"],
             "'next'"
         );
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -89,7 +83,7 @@ async fn closing_the_stream_of_a_cancelled_call_is_no_second_interrupt() {
         call.wait_for("hit").await;
         drop(call);
         assert_eq!(lab.execute(&session, "hits").await.unwrap()["result"], "1");
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }

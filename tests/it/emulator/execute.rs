@@ -28,7 +28,7 @@ async fn text_streams_while_the_code_runs_and_is_returned_in_the_result() {
             "session": session, "executionCount": 1, "stdout": "one\nthree\n", "stderr": "two\n", "result": "'last'",
         });
         assert_eq!(result, &expected);
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -52,9 +52,7 @@ async fn an_exception_is_a_result_with_an_execution_error_and_the_next_code_runs
         );
         let result = lab.execute(&session, "input()").await.unwrap();
         assert_eq!(result["executionError"]["name"], "StdinNotImplementedError");
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -77,7 +75,7 @@ async fn calls_of_one_session_run_one_at_a_time_in_order_and_sessions_do_not_wai
         assert_eq!(counts.each_ref().map(|result| result["executionCount"].clone()), [1, 2, 3].map(Value::from));
         assert_eq!(counts[2]["result"], "['a', 'b', 'c']");
         for session in [first, second] {
-            lab.call("delete_session", json!({"name": session})).await.unwrap();
+            lab.close(&session).await;
         }
     })
     .await;
@@ -101,9 +99,7 @@ async fn two_hundred_thousand_lines_arrive_complete_and_in_order_and_the_result_
         let kept = result["stdout"].as_str().unwrap();
         assert_eq!(kept.len(), 10 * 1024 * 1024);
         assert!(text.starts_with(kept), "the tail is cut off");
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -118,7 +114,7 @@ async fn alternating_flushed_lines_keep_their_order_and_none_is_lost() {
         call.response().await;
         let expected: String = (0..4000).map(|i| format!("{i}\n")).collect();
         assert!(call.text() == expected);
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -141,9 +137,7 @@ async fn every_character_arrives_as_it_was_printed() {
             response["result"]["structuredContent"]["stdout"], text,
             "{response}"
         );
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -174,7 +168,7 @@ async fn rich_outputs_are_bundles_in_files_that_the_proxy_serves() {
         assert!(bundles[1]["data"]["image/png"].as_str().unwrap().starts_with("iVBOR"));
         assert_eq!(bundles[2]["data"]["text/plain"], result["result"]);
         assert_eq!(bundles[2]["output_type"], "execute_result");
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -202,7 +196,7 @@ async fn a_kernel_that_dies_ends_the_call_and_the_session_goes_on_with_a_fresh_o
         let _ = lab.execute(&session, "exit()").await;
         let result = lab.execute(&session, "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time; time.sleep(30)").await.unwrap();
         assert_eq!(result["executionError"]["name"], "KeyboardInterrupt");
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -216,9 +210,7 @@ async fn deleting_a_session_or_a_runtime_aborts_its_calls() {
         let mut call = lab.begin(&request_id(), &session, forever, "").await;
         call.wait_for("running").await;
         let mut queued = lab.begin(&request_id(), &session, "1", "").await;
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
         for call in [&mut call, &mut queued] {
             let response = call.response().await;
             let refused = super::lab::outcome(call.status, &response).unwrap_err();

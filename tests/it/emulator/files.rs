@@ -145,7 +145,7 @@ async fn files_go_up_in_chunks_and_come_down_raw_and_in_ranges() {
             .await
             .unwrap();
         assert_eq!(listing["content"][0]["name"], "data.bin");
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -163,7 +163,7 @@ async fn nothing_of_the_users_own_settings_reaches_a_runtime() {
         assert!(rest.iter().all(|path| path.starts_with(root)), "{paths:?}");
         let result = lab.execute(&session, "[n for n in os.environ if n.startswith(('COLAB_KERNEL', 'CARGO_TARGET'))]").await.unwrap();
         assert!(!result["result"].as_str().unwrap().contains("COLAB_KERNEL"));
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }

@@ -3,7 +3,6 @@
 //! Tests share one emulator with one runtime where they need no quirk, each with sessions of its own. It lives on a runtime of
 //! its own, because a test's runtime ends with the test.
 
-use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,6 +11,8 @@ use colab_kernel::emulator::{Emulator, EmulatorConfig, PythonChoice, Quirks};
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
+
+use crate::python_env::python_dir;
 
 /// How long a test may take, the making of the Python environment included.
 pub const LIMIT: Duration = Duration::from_secs(300);
@@ -35,12 +36,8 @@ pub async fn limited(test: impl Future<Output = ()>) {
 
 /// The environment is made once for all test runs.
 pub fn python() -> PythonChoice {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target"),
-        PathBuf::from,
-    );
     PythonChoice::Managed {
-        cache_dir: Some(target.join("python").join("emulator")),
+        cache_dir: Some(python_dir()),
     }
 }
 
@@ -97,16 +94,22 @@ pub fn request_id() -> String {
 
 impl Lab {
     pub async fn new(quirks: &[&str]) -> Self {
-        let emulator = start(quirks).await;
+        let mut lab = Self::of(start(quirks).await);
         let named = quirks
             .iter()
             .find_map(|quirk| quirk.strip_prefix("code-argument="));
+        lab.code_argument = named.unwrap_or("code").to_owned();
+        lab
+    }
+
+    /// A client of an emulator that the test has started itself.
+    pub fn of(emulator: Emulator) -> Self {
         Self {
             endpoint: emulator.endpoint().to_string(),
             emulator: Some(emulator),
             http: client(),
             token: "tester",
-            code_argument: named.unwrap_or("code").to_owned(),
+            code_argument: "code".to_owned(),
         }
     }
 
@@ -168,6 +171,13 @@ impl Lab {
     pub async fn execute(&self, session: &str, code: &str) -> Result<Value, Refused> {
         let mut stream = self.begin(&request_id(), session, code, "").await;
         outcome(stream.status, &stream.response().await)
+    }
+
+    /// Ends a session.
+    pub async fn close(&self, session: &str) {
+        self.call("delete_session", json!({"name": session}))
+            .await
+            .unwrap();
     }
 
     pub async fn cancel(&self, id: &str) {

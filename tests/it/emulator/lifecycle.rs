@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use colab_kernel::emulator::{Emulator, EmulatorConfig, EmulatorError, PythonChoice};
+use colab_kernel::emulator::{Emulator, EmulatorConfig, EmulatorError, PythonChoice, Quirks};
 use serde_json::json;
 
-use super::lab::{Lab, eventually, fresh, limited, python, request_id, shared, start};
+use super::lab::{Lab, cpu, eventually, fresh, limited, python, request_id, shared, start};
 
 #[tokio::test]
 async fn a_port_that_is_taken_is_refused_with_the_next_step() {
@@ -86,9 +86,7 @@ async fn no_process_and_no_directory_is_left_after_a_shutdown_or_a_drop() {
                 runtimes_dir: Some(parent.path().to_owned()),
                 ..EmulatorConfig::default()
             };
-            let emulator = Emulator::start(config).await.unwrap();
-            let mut lab = Lab::new(&[]).await;
-            lab.endpoint = emulator.endpoint().to_string();
+            let mut lab = Lab::of(Emulator::start(config).await.unwrap());
             let runtime = lab.new_runtime().await;
             let session = fresh(&runtime);
             // A busy kernel that ignores interrupts, with a child that has left its process group and its parent.
@@ -96,6 +94,7 @@ async fn no_process_and_no_directory_is_left_after_a_shutdown_or_a_drop() {
             let mut call = lab.begin(&request_id(), &session, code, "").await;
             call.wait_for("running").await;
             assert!(processes_in(parent.path()).len() >= 3);
+            let emulator = lab.emulator.take().unwrap();
             if by_drop {
                 drop(emulator);
             } else {
@@ -104,6 +103,43 @@ async fn no_process_and_no_directory_is_left_after_a_shutdown_or_a_drop() {
             }
             eventually("the processes are gone", async || processes_in(parent.path()).is_empty()).await;
             eventually("the directories are gone", async || parent.path().read_dir().unwrap().next().is_none()).await;
+        }
+    })
+    .await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn nothing_is_left_of_a_runtime_that_was_starting() {
+    limited(async {
+        for by_drop in [false, true] {
+            let parent = tempfile::tempdir().unwrap();
+            let mut quirks = Quirks::default();
+            quirks.set("create=operation").unwrap();
+            let config = EmulatorConfig {
+                python: python(),
+                runtimes_dir: Some(parent.path().to_owned()),
+                quirks,
+                ..EmulatorConfig::default()
+            };
+            let mut lab = Lab::of(Emulator::start(config).await.unwrap());
+            lab.call("create_runtime", cpu()).await.unwrap();
+            let emulator = lab.emulator.take().unwrap();
+            if by_drop {
+                drop(emulator);
+            } else {
+                emulator.shutdown().await;
+                assert_eq!(processes_in(parent.path()), Vec::<String>::new());
+                assert_eq!(parent.path().read_dir().unwrap().count(), 0);
+            }
+            eventually("the processes are gone", async || {
+                processes_in(parent.path()).is_empty()
+            })
+            .await;
+            eventually("the directories are gone", async || {
+                parent.path().read_dir().unwrap().next().is_none()
+            })
+            .await;
         }
     })
     .await;

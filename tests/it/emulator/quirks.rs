@@ -7,43 +7,47 @@ use serde_json::{Value, json};
 use super::lab::{Lab, Stream, cpu, fresh, limited, outcome, refused, request_id};
 
 #[tokio::test]
-async fn progress_takes_every_shape() {
+async fn progress_takes_another_shape() {
     limited(async {
         let code =
             "import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr, flush=True)";
-        let shapes = [
-            (
-                "json",
-                json!([
-                    ["{\"stream\":\"stdout\",\"text\":\"out\\n\"}", null],
-                    ["{\"stream\":\"stderr\",\"text\":\"err\\n\"}", null]
-                ]),
-            ),
-            (
-                "json-keyed",
-                json!([
-                    ["{\"stdout\":\"out\\n\"}", null],
-                    ["{\"stderr\":\"err\\n\"}", null]
-                ]),
-            ),
-            (
-                "meta",
-                json!([["out\n", {"stream": "stdout"}], ["err\n", {"stream": "stderr"}]]),
-            ),
-            ("message", json!([["out\n", null], ["err\n", null]])),
-            ("none", json!([])),
-        ];
-        for (shape, expected) in shapes {
-            let (lab, runtime) = Lab::with_runtime(&[&format!("progress={shape}")]).await;
-            let mut call = lab.begin(&request_id(), &fresh(&runtime), code, "").await;
-            let response = call.response().await;
-            let shown: Vec<_> = call
-                .progress
-                .iter()
-                .map(|params| json!([params["message"], params["_meta"]]))
-                .collect();
-            assert_eq!(Value::from(shown), expected, "{shape}");
-            assert_eq!(response["result"]["structuredContent"]["stderr"], "err\n");
+        let (lab, runtime) = Lab::with_runtime(&["progress=json"]).await;
+        let mut call = lab.begin(&request_id(), &fresh(&runtime), code, "").await;
+        let response = call.response().await;
+        let shown: Vec<_> = call
+            .progress
+            .iter()
+            .map(|params| params["message"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                r#"{"stream":"stdout","text":"out\n"}"#,
+                r#"{"stream":"stderr","text":"err\n"}"#
+            ]
+        );
+        assert_eq!(response["result"]["structuredContent"]["stderr"], "err\n");
+        lab.shutdown().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn errors_show_on_every_surface_before_the_stream_began() {
+    limited(async {
+        for surface in ["http", "jsonrpc", "tool", "text"] {
+            let lab = Lab::new(&[&format!("errors={surface}")]).await;
+            let mut call = lab
+                .start("a", "get_runtime", json!({"name": "runtimes/none"}))
+                .await;
+            let body = call.response().await;
+            if surface == "http" {
+                assert_eq!((call.status, &body["error"]["code"]), (404, &json!(404)));
+                assert_eq!(refused(&body["error"]).status, "NOT_FOUND");
+            } else {
+                assert_eq!(call.status, 200);
+                assert_shown(surface, &body, "NOT_FOUND");
+            }
             lab.shutdown().await;
         }
     })
@@ -51,57 +55,38 @@ async fn progress_takes_every_shape() {
 }
 
 #[tokio::test]
-async fn errors_show_on_every_surface_before_and_after_the_stream_began() {
+async fn errors_show_on_their_surface_after_the_stream_began() {
     limited(async {
-        // (surface, how an error shows where no stream has begun, how where one has)
-        for surface in ["http", "jsonrpc", "tool", "text"] {
+        // Where no HTTP status can be given any more, a JSON-RPC error stands for it.
+        for (surface, shown_as) in [("http", "jsonrpc"), ("text", "text")] {
             let (lab, runtime) =
                 Lab::with_runtime(&[&format!("errors={surface}"), "deadline=0.5"]).await;
-            let mut early = lab
-                .start("a", "get_runtime", json!({"name": "runtimes/none"}))
-                .await;
-            let early_body = early.response().await;
-            let mut late = lab
-                .begin("b", &fresh(&runtime), "import time; time.sleep(20)", "")
-                .await;
-            let late_body = late.response().await;
-            assert_eq!(late.status, 200);
-            for (body, status, name) in [
-                (early_body, early.status, "NOT_FOUND"),
-                (late_body, 200, "DEADLINE_EXCEEDED"),
-            ] {
-                let text = || {
-                    body["result"]["content"][0]["text"]
-                        .as_str()
-                        .unwrap()
-                        .to_owned()
-                };
-                match surface {
-                    "http" if name == "NOT_FOUND" => {
-                        assert_eq!(status, 404);
-                        assert_eq!(refused(&body["error"]).status, name);
-                        assert_eq!(body["error"]["code"], 404);
-                    }
-                    "http" | "jsonrpc" => {
-                        assert_eq!(status, 200);
-                        assert_eq!(refused(&body["error"]["data"]).status, name);
-                        assert!(body["id"].is_string());
-                    }
-                    "tool" => {
-                        assert_eq!(body["result"]["isError"], true);
-                        let inner: Value = serde_json::from_str(&text()).unwrap();
-                        assert_eq!(refused(&inner["error"]).status, name);
-                    }
-                    _ => {
-                        assert_eq!(body["result"]["isError"], true);
-                        assert!(text().starts_with(name), "{}", text());
-                    }
-                }
-            }
+            let code = "import time; time.sleep(20)";
+            let mut call = lab.begin("b", &fresh(&runtime), code, "").await;
+            let body = call.response().await;
+            assert_eq!(call.status, 200);
+            assert_shown(shown_as, &body, "DEADLINE_EXCEEDED");
             lab.shutdown().await;
         }
     })
     .await;
+}
+
+/// Checks an error with the status 200.
+fn assert_shown(surface: &str, body: &Value, name: &str) {
+    assert!(body["id"].is_string());
+    if surface == "jsonrpc" {
+        assert_eq!(refused(&body["error"]["data"]).status, name);
+        return;
+    }
+    assert_eq!(body["result"]["isError"], true);
+    let text = body["result"]["content"][0]["text"].as_str().unwrap();
+    if surface == "tool" {
+        let inner: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(refused(&inner["error"]).status, name);
+    } else {
+        assert!(text.starts_with(name), "{text}");
+    }
 }
 
 #[tokio::test]
@@ -209,34 +194,22 @@ async fn create_runtime_answers_with_an_operation_or_nothing_and_takes_flat_argu
 #[tokio::test]
 async fn text_is_cut_into_chunks_and_results_at_their_cap() {
     limited(async {
-        for (chunk, expected) in [
-            ("line", vec!["añ\n", "b\n", "c"]),
-            ("3", vec!["añ", "\nb\n", "c"]),
-        ] {
-            let (lab, runtime) =
-                Lab::with_runtime(&[&format!("chunk={chunk}"), "truncate=4:head"]).await;
-            let mut call = lab
-                .begin(
-                    &request_id(),
-                    &fresh(&runtime),
-                    "print('añ\\nb\\nc', end='')",
-                    "",
-                )
-                .await;
-            let response = call.response().await;
-            let pieces: Vec<_> = call
-                .progress
-                .iter()
-                .map(|params| params["message"].as_str().unwrap())
-                .collect();
-            assert_eq!(pieces, expected);
-            let result = &response["result"]["structuredContent"];
-            assert_eq!(
-                (&result["stdout"], &result["outputTruncated"]),
-                (&json!("\nb\nc"), &json!(true))
-            );
-            lab.shutdown().await;
-        }
+        let (lab, runtime) = Lab::with_runtime(&["chunk=3", "truncate=4:head"]).await;
+        let code = "print('añ\\nb\\nc', end='')";
+        let mut call = lab.begin(&request_id(), &fresh(&runtime), code, "").await;
+        let response = call.response().await;
+        let pieces: Vec<_> = call
+            .progress
+            .iter()
+            .map(|params| params["message"].as_str().unwrap())
+            .collect();
+        assert_eq!(pieces, ["añ", "\nb\n", "c"]);
+        let result = &response["result"]["structuredContent"];
+        assert_eq!(
+            (&result["stdout"], &result["outputTruncated"]),
+            (&json!("\nb\nc"), &json!(true))
+        );
+        lab.shutdown().await;
     })
     .await;
 }

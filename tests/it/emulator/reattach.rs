@@ -151,9 +151,7 @@ async fn two_identical_calls_at_once_follow_one_execution() {
         go(lab, runtime, &session).await;
         assert_eq!(result(&mut first).await, result(&mut second).await);
         assert_eq!(runs(lab, runtime, &session).await, 1);
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }

@@ -173,9 +173,7 @@ async fn sessions_are_opened_once_per_id_listed_and_deleted_and_their_files_stay
             .unwrap();
         assert_eq!(result["result"], "(False, 'kept')");
         assert!(names(lab, runtime).await.contains(&session));
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -275,9 +273,7 @@ async fn a_session_that_others_restart_or_close_goes_on_with_a_fresh_kernel() {
         assert!(!names(lab, runtime).await.contains(&session));
         let result = lab.execute(&session, "'x' in globals()").await.unwrap();
         assert_eq!(result["result"], "False");
-        lab.call("delete_session", json!({"name": session}))
-            .await
-            .unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -362,9 +358,7 @@ async fn a_runtime_target_opens_a_fresh_session_and_leaves_it_open() {
             let session = result["session"].as_str().unwrap().to_owned();
             assert!(open.contains(&session));
             assert_eq!(lab.execute(&session, "x").await.unwrap()["result"], "1");
-            lab.call("delete_session", json!({"name": session}))
-                .await
-                .unwrap();
+            lab.close(&session).await;
         }
     })
     .await;

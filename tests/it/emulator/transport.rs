@@ -282,7 +282,7 @@ async fn a_caller_that_takes_no_stream_gets_one_json_body() {
         assert_eq!(response.headers()["content-type"], "application/json");
         let body: Value = response.json().await.unwrap();
         assert_eq!(body["result"]["structuredContent"]["stdout"], "a\n");
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
@@ -300,7 +300,7 @@ async fn progress_comes_only_with_a_token_and_a_silent_stream_shows_that_it_is_a
         assert!(stream.progress.is_empty());
         assert!(stream.comments >= 1);
         assert_eq!(body["result"]["structuredContent"]["stdout"], "a\n");
-        lab.call("delete_session", json!({"name": session})).await.unwrap();
+        lab.close(&session).await;
     })
     .await;
 }
