@@ -135,6 +135,9 @@ impl<S: Service> Run<'_, S> {
                 if lost != Lost::InterruptedBefore {
                     self.count_untold(session);
                 }
+                let stopping = matches!(lost, Lost::Interrupted { .. });
+                self.backend
+                    .update(&session.name, |session| session.stopping = stopping);
                 return Err(lost);
             }
         };
@@ -156,8 +159,10 @@ impl<S: Service> Run<'_, S> {
             reattached,
             interrupted,
         } = reply;
-        self.backend
-            .update(&session.name, |session| session.proven = true);
+        self.backend.update(&session.name, |session| {
+            session.proven = true;
+            session.stopping = false;
+        });
         publisher.settle(&result).await;
         let count = result.execution_count;
         let expected = session.expected_count();
@@ -337,6 +342,7 @@ impl<S: Service> Run<'_, S> {
             stop: self.stop,
             session: &session.name,
             session_exists: session.created || session.proven,
+            behind_a_stop: session.stopping,
         }
     }
 

@@ -30,6 +30,8 @@ pub const GRACE: Duration = Duration::from_millis(300);
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 /// How long after a repeated call its cancellation is posted: the service has to know the call first.
 const ATTACH: Duration = Duration::from_millis(150);
+/// A call that is aborted this soon after another was interrupted was queued behind it. Later it may have run.
+const SWEEP: Duration = Duration::from_secs(2);
 /// An attempt that lived this long was no failure from its start.
 const STEADY: Duration = Duration::from_millis(500);
 /// A call that was open for this long was taken by the service, even if nothing was heard of it.
@@ -48,6 +50,8 @@ pub struct Execution<'a, S> {
     pub session: &'a str,
     /// Whether the session exists before the call.
     pub session_exists: bool,
+    /// Whether the service may still be stopping the call before this one, which can abort those queued behind it.
+    pub behind_a_stop: bool,
 }
 
 /// A call that came back.
@@ -123,9 +127,9 @@ impl<S: Service> Execution<'_, S> {
         publisher: &mut Publisher,
         announce: bool,
     ) -> Result<Reply, Lost> {
-        let call = ExecuteCode {
+        let mut call = ExecuteCode {
             session: self.session.to_owned(),
-            execution_id: uuid::Uuid::new_v4().to_string(),
+            execution_id: fresh_id(),
             code,
         };
         let mut patience = Patience::default();
@@ -158,6 +162,11 @@ impl<S: Service> Execution<'_, S> {
             if is_steady {
                 patience = Patience::default();
             }
+            if self.was_swept(&status, begun, &so_far, attempt_since) {
+                // It did not run; an aborted execution is not resumed, so this is another one.
+                call.execution_id = fresh_id();
+                continue;
+            }
             match verdict(&status) {
                 Verdict::Final => return Err(Lost::Failed(status)),
                 Verdict::NotFound => {
@@ -175,6 +184,15 @@ impl<S: Service> Execution<'_, S> {
                 publisher.reattach();
             }
         }
+    }
+
+    /// Whether the first attempt was aborted in the queue, because the call before it was stopped.
+    fn was_swept(&self, status: &Status, begun: bool, so_far: &Progress, since: Instant) -> bool {
+        self.behind_a_stop
+            && !begun
+            && so_far.attempts == 1
+            && matches!(status.code, Code::Aborted | Code::Cancelled)
+            && since.elapsed() < SWEEP
     }
 
     /// One call, until it ends.
@@ -397,6 +415,10 @@ fn ended_by_stop(status: &Status) -> Attempt {
         }
         _ => Attempt::Stopped { confirmed: false },
     }
+}
+
+fn fresh_id() -> String {
+    uuid::Uuid::new_v4().to_string()
 }
 
 /// Never, where there is no deadline.

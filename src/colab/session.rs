@@ -95,6 +95,8 @@ pub(super) struct OpenSession {
     pub untold_runs: u32,
     /// Whether set-up code has run.
     pub prepared: bool,
+    /// Whether the end of an interrupted call was not seen: it may be being stopped still.
+    pub stopping: bool,
     /// Whether prompts are refused.
     pub guarded: bool,
     /// Whether the user was told that rich outputs are not handed over.
@@ -111,6 +113,7 @@ impl OpenSession {
             last_count: 0,
             untold_runs: 0,
             prepared,
+            stopping: false,
             guarded: false,
             told_no_capture: false,
         }

@@ -185,3 +185,22 @@ async fn an_interrupt_while_the_connection_is_lost_says_so() {
     assert!(took < Duration::from_millis(50), "{took:?}");
     assert_eq!(fake.count_of("execute_code"), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_cell_that_is_swept_away_with_the_interrupted_one_before_it_runs_all_the_same() {
+    let aborted = || vec![Step::End(Err(status(Code::Aborted)))];
+    let fake = scripted(vec![vec![Step::Hang], aborted(), Vec::new(), aborted()]);
+    let backend = backend(&fake);
+    let (ran, _) = interrupted(&fake, &backend, "execute_code", Duration::ZERO).await;
+    assert!(ran.error().message.contains("has not confirmed"));
+    assert!(run(&backend, cell("y")).await.outcome.is_ok());
+    let ids = fake.with(|script| {
+        let ids = script.calls.iter().map(|call| call.execution_id.clone());
+        ids.collect::<std::collections::HashSet<_>>()
+    });
+    assert_eq!(ids.len(), 3, "an aborted execution is not resumed");
+    // With nothing stopped before it, an aborted cell may have run: it is not repeated.
+    let ran = run(&backend, cell("z")).await;
+    assert_eq!(ran.error().name, ErrorName::ColabCellStopped);
+    assert_eq!(fake.count_of("execute_code"), 4);
+}
