@@ -92,7 +92,7 @@ impl<S: Service> Run<'_, S> {
         if reply.interrupted {
             return Err((session, Lost::InterruptedBefore));
         }
-        if session.was_replaced(count) {
+        if session.was_replaced(&reply.result) {
             return Err((session, Lost::Session));
         }
         self.backend.update(&session.name, |session| {
@@ -173,6 +173,8 @@ impl<S: Service> Run<'_, S> {
             publisher.send(event).await;
         }
         let stopped = reattached && !interrupted;
+        let replaced = session.was_replaced(&result);
+        let counts = cell.store_history && !session.came_to_nothing(&result);
         let exception = match result.execution_error {
             Some(error) if stopped && error.name == "KeyboardInterrupt" => {
                 return Err(BackendError::new(
@@ -196,14 +198,14 @@ impl<S: Service> Run<'_, S> {
             }
             None => None,
         };
-        if session.was_replaced(count) {
+        if replaced {
             self.backend.lose_session();
             return Err(names::session_recreated());
         }
         Ok(Outcome {
             execution_count: u32::try_from(count)
                 .ok()
-                .filter(|count| *count > 0 && cell.store_history),
+                .filter(|count| *count > 0 && counts),
             exception,
             ..Outcome::default()
         })

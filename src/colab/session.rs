@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::api::Runtime;
+use super::api::{ExecuteCodeResult, Runtime};
 use super::cell::Run;
 use super::files::Files;
 use super::mcp::errors::Code;
@@ -102,9 +102,17 @@ impl OpenSession {
         }
     }
 
-    /// Whether a run with this number shows that Colab has opened the session anew in between.
-    pub fn was_replaced(&self, count: i64) -> bool {
-        count > 0 && count <= self.last_count
+    /// Whether this result of a run shows that Colab has opened the session anew in between.
+    pub fn was_replaced(&self, result: &ExecuteCodeResult) -> bool {
+        let count = result.execution_count;
+        count > 0 && count <= self.last_count && !self.came_to_nothing(result)
+    }
+
+    /// Whether an interrupt stopped the run before the kernel had counted it: its number is then that of the run before.
+    pub fn came_to_nothing(&self, result: &ExecuteCodeResult) -> bool {
+        let error = result.execution_error.as_ref();
+        result.execution_count == self.last_count
+            && error.is_some_and(|error| error.name == "KeyboardInterrupt")
     }
 
     /// The number that the next run is expected to get.
