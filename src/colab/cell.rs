@@ -87,7 +87,7 @@ impl<S: Service> Run<'_, S> {
                 "preparing the session failed"
             );
         }
-        let is_replaced = self.count(&session, reply.result.execution_count).await;
+        let is_replaced = self.count(&session, &reply.result).await;
         if reply.interrupted {
             return Err((session, Lost::InterruptedBefore));
         }
@@ -166,10 +166,11 @@ impl<S: Service> Run<'_, S> {
         publisher.settle(&result).await;
         let count = result.execution_count;
         let expected = session.expected_count();
-        let is_replaced = self.count(session, count).await;
+        let is_replaced = self.count(session, &result).await;
         let told = u32::try_from(count)
             .ok()
             .filter(|count| *count > 0 && cell.store_history)
+            .filter(|_| !session.came_to_nothing(&result))
             .filter(|_| self.backend.state().counts != Counts::Stay);
         if reattached && count > expected {
             publisher
@@ -356,7 +357,11 @@ impl<S: Service> Run<'_, S> {
     }
 
     /// Notes the number that a run got. Returns whether it shows that Colab has opened the session anew in between.
-    async fn count(&self, session: &OpenSession, count: i64) -> bool {
+    async fn count(&self, session: &OpenSession, result: &ExecuteCodeResult) -> bool {
+        if session.came_to_nothing(result) {
+            return false;
+        }
+        let count = result.execution_count;
         let (last, known) = (session.last_count, self.backend.state().counts);
         let counts = match known {
             Counts::Unknown if last > 0 && count == last => self.ask_counts(session, count).await,

@@ -310,8 +310,10 @@ impl Track {
         if self.len == 0 {
             return Some(whole);
         }
-        let end = whole.rfind(&self.tail)? + self.tail.len();
-        Some(&whole[end..])
+        // Where the end occurs twice (equal lines, cut off in the middle of one) nobody knows which occurrence it is.
+        let start = whole.find(&self.tail)?;
+        let end = start + self.tail.len();
+        (whole.rfind(&self.tail)? == start).then(|| &whole[end..])
     }
 }
 

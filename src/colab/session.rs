@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::api::Runtime;
+use super::api::{ExecuteCodeResult, Runtime};
 use super::cell::Run;
 use super::files::Files;
 use super::mcp::errors::Code;
@@ -117,6 +117,13 @@ impl OpenSession {
             guarded: false,
             told_no_capture: false,
         }
+    }
+
+    /// Whether an interrupt stopped the run before the kernel had counted it: its number is then that of the run before.
+    pub fn came_to_nothing(&self, result: &ExecuteCodeResult) -> bool {
+        let error = result.execution_error.as_ref();
+        result.execution_count == self.last_count
+            && error.is_some_and(|error| error.name == "KeyboardInterrupt")
     }
 
     /// The number that the next run is expected to get.

@@ -1,7 +1,8 @@
 //! The envelope: what the frames of a message mean, and nothing about how they travel.
 //!
 //! * What a client wrote passes through as it came: header, parent header, metadata and content are kept as their bytes and
-//!   checked to be JSON; only the few fields that the kernel acts on are read.
+//!   checked to be JSON; only the few fields that the kernel acts on are read. (Bytes of metadata and content that are no
+//!   UTF-8 are replaced.)
 //! * The header of a request is the parent of whatever answers it, byte for byte, with all fields that we do not know.
 //! * Signatures cover the four JSON frames and not the buffers (messaging spec, "The wire protocol").
 
@@ -98,8 +99,8 @@ impl Session {
             identities: frames,
             header: serde_json::from_str(raw.get()).map_err(|_| Invalid::Header)?,
             parent_header: raw_json(&parent).ok_or(Invalid::Json("parent_header"))?,
-            metadata: raw_json(&metadata).ok_or(Invalid::Json("metadata"))?,
-            content: raw_json(&content).ok_or(Invalid::Json("content"))?,
+            metadata: lenient_json(&metadata).ok_or(Invalid::Json("metadata"))?,
+            content: lenient_json(&content).ok_or(Invalid::Json("content"))?,
             buffers,
             raw_header: header,
         })
@@ -265,6 +266,11 @@ fn raw_json(frame: &[u8]) -> Option<Box<RawValue>> {
     serde_json::from_slice(frame).ok()
 }
 
+/// JSON in which jupyter_client has written half characters as raw bytes: they are replaced, as ipykernel does it.
+fn lenient_json(frame: &[u8]) -> Option<Box<RawValue>> {
+    raw_json(frame).or_else(|| serde_json::from_str(&String::from_utf8_lossy(frame)).ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -379,6 +385,15 @@ mod tests {
             session.decode(Vec::new()).unwrap_err(),
             Invalid::NoDelimiter
         );
+    }
+
+    #[test]
+    fn bytes_of_half_characters_do_not_make_a_message_unreadable() {
+        let session = session("");
+        let mut frames = signed(&session, [HEADER, "{}", "{}", "{}"]);
+        frames[6] = Bytes::from_static(b"{\"code\":\"a\xff\"}");
+        let request = session.decode(frames).unwrap();
+        assert_eq!(request.content.get(), "{\"code\":\"a\u{fffd}\"}");
     }
 
     #[test]

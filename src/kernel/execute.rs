@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use chrono::{SecondsFormat, Utc};
 use futures_util::FutureExt;
@@ -25,7 +25,9 @@ use super::frontends::{self, EarlyCode};
 use super::history::keeper::Keeper;
 use super::messages::{ErrorContent, ExecuteReply, ExecuteRequest};
 use super::output::CellOutput;
-use crate::backend::{self, Backend, BackendError, Cell, ErrorName, EventReceiver, Outcome};
+use crate::backend::{
+    self, Backend, BackendError, Cell, ErrorName, EventReceiver, JsonMap, Outcome,
+};
 use crate::jupyter::iopub::IoPub;
 use crate::jupyter::message::{OutMessage, Parent, Request};
 use crate::jupyter::sockets::Outbox;
@@ -46,46 +48,37 @@ pub async fn while_busy<T>(
 /// The cell that runs now, as far as an interrupt needs to know it.
 #[derive(Debug, Default)]
 pub struct Running {
-    state: Mutex<RunningState>,
-}
-
-#[derive(Debug, Default)]
-struct RunningState {
-    current: Option<CancellationToken>,
-    closing: bool,
+    current: Mutex<Option<CancellationToken>>,
+    closing: CancellationToken,
 }
 
 impl Running {
     /// Interrupts the cell that runs; harmless when none does.
     pub fn interrupt(&self) {
-        if let Some(token) = &self.lock().current {
+        if let Some(token) = &*self.current() {
             token.cancel();
         }
     }
 
     /// Interrupts the cell that runs and lets no further one begin.
     pub fn close(&self) {
-        self.lock().closing = true;
+        self.closing.cancel();
         self.interrupt();
     }
 
-    /// A token for the next cell, or `None` when no cell may begin any more.
-    fn begin(&self) -> Option<CancellationToken> {
-        let mut state = self.lock();
-        if state.closing {
-            return None;
-        }
-        let token = CancellationToken::new();
-        state.current = Some(token.clone());
-        Some(token)
+    /// A token for the next cell. After [`Self::close`] it is cancelled from the start.
+    fn begin(&self) -> CancellationToken {
+        let token = self.closing.child_token();
+        *self.current() = Some(token.clone());
+        token
     }
 
     fn end(&self) {
-        self.lock().current = None;
+        *self.current() = None;
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, RunningState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current(&self) -> MutexGuard<'_, Option<CancellationToken>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -105,89 +98,124 @@ pub struct Executor<B> {
 
 /// What a finished cell means for those behind it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Queue {
-    Continues,
+enum Verdict {
+    Continue,
     /// Abort those that asked to be aborted by an error: the cell was interrupted.
-    AbortsWilling,
-    AbortsAll,
+    AbortWilling,
+    AbortAll,
+}
+
+/// The requests that wait for their turn.
+struct Queue {
+    incoming: mpsc::UnboundedReceiver<Request>,
+    /// Requests that were looked at when an earlier cell failed, and go on.
+    kept: VecDeque<Request>,
+}
+
+impl Queue {
+    async fn next(&mut self) -> Option<Request> {
+        match self.kept.pop_front() {
+            Some(request) => Some(request),
+            None => self.incoming.recv().await,
+        }
+    }
+
+    /// Takes out what waits at this moment and is to be aborted.
+    fn take(&mut self, verdict: Verdict) -> VecDeque<Request> {
+        if verdict == Verdict::Continue {
+            return VecDeque::new();
+        }
+        while let Ok(queued) = self.incoming.try_recv() {
+            self.kept.push_back(queued);
+        }
+        let all = std::mem::take(&mut self.kept);
+        let (aborted, kept) = all
+            .into_iter()
+            .partition(|queued| verdict == Verdict::AbortAll || stops_on_error(queued));
+        self.kept = kept;
+        aborted
+    }
 }
 
 impl<B: Backend> Executor<B> {
-    /// Runs until the queue is closed.
-    pub async fn run(self, mut queue: mpsc::UnboundedReceiver<Request>) {
-        // Requests that were looked at while the queue was aborted, and go on.
-        let mut kept = VecDeque::new();
+    /// Runs until the kernel is closing, and then answers what has not run.
+    pub async fn run(self, incoming: mpsc::UnboundedReceiver<Request>) {
+        let mut queue = Queue {
+            incoming,
+            kept: VecDeque::new(),
+        };
         loop {
-            let next = match kept.pop_front() {
-                Some(request) => Some(request),
-                None => queue.recv().await,
+            let next = tokio::select! {
+                biased;
+                () = self.running.closing.cancelled() => break,
+                next = queue.next() => next,
             };
             let Some(request) = next else {
                 return;
             };
-            let verdict = self.serve(&request).await;
-            if verdict == Queue::Continues {
-                continue;
-            }
-            while let Ok(queued) = queue.try_recv() {
-                kept.push_back(queued);
-            }
-            for queued in std::mem::take(&mut kept) {
-                if verdict == Queue::AbortsAll || stops_on_error(&queued) {
-                    self.abort(&queued).await;
-                } else {
-                    kept.push_back(queued);
-                }
-            }
+            self.serve(&request, &mut queue).await;
+        }
+        for request in queue.take(Verdict::AbortAll) {
+            self.abort(&request, "Not run, because the kernel is shutting down")
+                .await;
         }
     }
 
-    async fn serve(&self, request: &Request) -> Queue {
-        let parent = request.parent();
+    async fn serve(&self, request: &Request, queue: &mut Queue) {
+        // Before `busy`: whoever has seen that may interrupt.
+        let interrupt = self.running.begin();
+        let started = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, true);
+        let mut aborted = VecDeque::new();
         let work = async {
-            match request.content::<ExecuteRequest>() {
-                Ok(content) => self.execute(request, &content).await,
-                Err(error) => {
-                    tracing::warn!(%error, "malformed execute_request");
-                    let text = format!("This execute_request cannot be read: {error}");
-                    self.reply(request, &failed("InvalidRequest", &text, 0), None)
-                        .await;
-                    Queue::Continues
-                }
-            }
+            let run = AssertUnwindSafe(self.execute(request, &interrupt)).catch_unwind();
+            let (reply, verdict) = run.await.unwrap_or_else(|_| {
+                let text = "The kernel failed while it served this cell";
+                (failed("InternalError", text, 0), Verdict::AbortAll)
+            });
+            self.running.end();
+            // Before the reply: what a client sends after it has read that is not queued behind this cell.
+            aborted = queue.take(verdict);
+            self.reply(request, &reply, Some(started)).await;
         };
-        while_busy(&self.iopub, &parent, work)
-            .await
-            .unwrap_or(Queue::AbortsAll)
+        while_busy(&self.iopub, &request.parent(), work).await;
+        for queued in aborted {
+            self.abort(
+                &queued,
+                "Not run, because an earlier cell failed or was interrupted",
+            )
+            .await;
+        }
     }
 
-    async fn abort(&self, request: &Request) {
-        let text = "Not run, because an earlier cell failed or was interrupted";
-        let reply = failed("ExecutionAborted", text, 0);
+    async fn abort(&self, request: &Request, why: &str) {
+        let reply = failed("ExecutionAborted", why, 0);
         let work = self.reply(request, &reply, None);
         while_busy(&self.iopub, &request.parent(), work).await;
     }
 
-    async fn execute(&self, request: &Request, content: &ExecuteRequest) -> Queue {
-        let started = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, true);
-        let expected = self.backend.next_execution_count();
-        let Some(interrupt) = self.running.begin() else {
-            let text = "Not run, because the kernel is shutting down";
-            self.reply(request, &failed("ExecutionAborted", text, 0), None)
-                .await;
-            return Queue::AbortsAll;
+    async fn execute(
+        &self,
+        request: &Request,
+        interrupt: &CancellationToken,
+    ) -> (ExecuteReply, Verdict) {
+        let content = match request.content::<ExecuteRequest>() {
+            Ok(content) => content,
+            Err(error) => {
+                tracing::warn!(%error, "malformed execute_request");
+                let text = format!("This execute_request cannot be read: {error}");
+                return (failed("InvalidRequest", &text, 0), Verdict::Continue);
+            }
         };
+        let expected = self.backend.next_execution_count();
         if !content.silent {
             let input = json!({"code": content.code, "execution_count": expected});
             self.iopub
                 .publish(&request.parent(), "execute_input", &input)
                 .await;
         }
-        if self.answered_here(content) {
+        if self.answered_here(&content) {
             let reply = succeeded(expected.saturating_sub(1), Outcome::default());
-            self.running.end();
-            self.reply(request, &reply, Some(started)).await;
-            return Queue::Continues;
+            return (reply, Verdict::Continue);
         }
         let output = CellOutput::new(
             self.iopub.clone(),
@@ -200,15 +228,13 @@ impl<B: Backend> Executor<B> {
             store_history: content.counted(),
             silent: content.silent,
             allow_stdin: content.allow_stdin,
-            user_expressions: content.user_expressions.clone().unwrap_or_default(),
+            user_expressions: content.user_expressions.clone(),
             interrupt: interrupt.clone(),
         };
         let (result, output) = self.run_cell(cell, output).await;
-        self.running.end();
-        let reply = self.settle(content, expected, result, output).await;
-        let verdict = verdict(content, &reply, interrupt.is_cancelled());
-        self.reply(request, &reply, Some(started)).await;
-        verdict
+        let reply = self.settle(&content, expected, result, output).await;
+        let verdict = verdict(&content, &reply, interrupt.is_cancelled());
+        (reply, verdict)
     }
 
     /// Whether the code needs no session: nothing to run, or set-up code that is kept for the session to come. Opening a
@@ -307,29 +333,31 @@ fn stops_on_error(request: &Request) -> bool {
         .is_ok_and(|content| content.stop_on_error)
 }
 
-fn verdict(content: &ExecuteRequest, reply: &ExecuteReply, interrupted: bool) -> Queue {
+fn verdict(content: &ExecuteRequest, reply: &ExecuteReply, interrupted: bool) -> Verdict {
     let Some(error) = &reply.error else {
-        return Queue::Continues;
+        return Verdict::Continue;
     };
     let lost = [ErrorName::ColabSessionLost, ErrorName::ColabRuntimeLost];
     if content.stop_on_error || lost.iter().any(|name| name.to_string() == error.ename) {
-        Queue::AbortsAll
+        Verdict::AbortAll
     } else if interrupted {
-        Queue::AbortsWilling
+        Verdict::AbortWilling
     } else {
-        Queue::Continues
+        Verdict::Continue
     }
 }
 
 fn succeeded(expected: u32, outcome: Outcome) -> ExecuteReply {
+    let failed = outcome.exception.is_some();
     ExecuteReply {
-        status: if outcome.exception.is_some() {
-            "error"
-        } else {
-            "ok"
-        },
+        status: if failed { "error" } else { "ok" },
         execution_count: outcome.execution_count.unwrap_or(expected),
-        user_expressions: outcome.user_expressions,
+        // As in ipykernel, they are those of a cell that succeeded.
+        user_expressions: if failed {
+            JsonMap::new()
+        } else {
+            outcome.user_expressions
+        },
         payload: outcome.payload,
         error: outcome.exception.map(Into::into),
     }
@@ -344,7 +372,7 @@ fn failed(ename: &str, evalue: &str, execution_count: u32) -> ExecuteReply {
     ExecuteReply {
         status: "error",
         execution_count,
-        user_expressions: crate::backend::JsonMap::new(),
+        user_expressions: JsonMap::new(),
         payload: Vec::<Value>::new(),
         error: Some(error),
     }

@@ -1,29 +1,29 @@
 //! Contents of the messages that the kernel answers, typed
 //! (<https://jupyter-client.readthedocs.io/en/stable/messaging.html>).
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use crate::backend::{Exception, JsonMap};
 
-/// `execute_request`
+/// `execute_request`. What is absent or null is the default.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ExecuteRequest {
     /// The source.
     pub code: String,
     /// Run without output, count or history.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub silent: bool,
     /// Whether the code counts; absent means yes, unless `silent`.
     pub store_history: Option<bool>,
     /// Expressions to evaluate afterwards.
-    #[serde(default)]
-    pub user_expressions: Option<JsonMap>,
+    #[serde(default, deserialize_with = "or_default")]
+    pub user_expressions: JsonMap,
     /// Whether the front-end can answer `input()`.
-    #[serde(default = "yes")]
+    #[serde(default = "yes", deserialize_with = "or_yes")]
     pub allow_stdin: bool,
     /// Whether an error here aborts what is queued behind.
-    #[serde(default = "yes")]
+    #[serde(default = "yes", deserialize_with = "or_yes")]
     pub stop_on_error: bool,
 }
 
@@ -36,6 +36,18 @@ impl ExecuteRequest {
 
 fn yes() -> bool {
     true
+}
+
+fn or_yes<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or(true))
+}
+
+fn or_default<'de, T, D>(value: D) -> Result<T, D::Error>
+where
+    T: Deserialize<'de> + Default,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 /// `execute_reply`. One shape for both outcomes: clients with strict types read the fields of the other one as well.
@@ -84,7 +96,7 @@ pub fn error_reply(ename: &str, evalue: &str) -> Value {
 #[derive(Debug, Clone, Deserialize)]
 pub struct ShutdownRequest {
     /// Whether a new process will follow.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub restart: bool,
 }
 

@@ -28,12 +28,11 @@ use tokio::sync::mpsc;
 
 use self::execute::{Executor, Running};
 use self::history::keeper::Keeper;
-use self::info::PythonVersion;
 use self::requests::{Channel, Responder};
 use crate::backend::Backend;
 use crate::jupyter::connection::ConnectionInfo;
 use crate::jupyter::message::{Parent, Session};
-use crate::jupyter::sockets::{BindError, Sockets};
+use crate::jupyter::sockets::{BindError, Inbox, Sockets};
 
 /// How long a stopping kernel waits for the backend.
 pub const RELEASE_LIMIT: Duration = Duration::from_secs(2);
@@ -44,19 +43,30 @@ const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 /// What a kernel needs to know beside its connection.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Where history and the remote Python's version are kept (`None`: in memory only).
+    /// Where the history is kept (`None`: in memory only).
     pub state_dir: Option<PathBuf>,
+}
+
+/// Why a kernel does not serve, or no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A port cannot be bound.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A socket does not work any more, which is a fault of the program.
+    #[error("the {0} socket has failed\nRestart the kernel")]
+    Deaf(&'static str),
 }
 
 /// Serves front-ends until one asks for shutdown, the process is terminated or its parent dies.
 ///
 /// # Errors
-/// When a port cannot be bound.
+/// When a port cannot be bound, and when a socket fails later.
 pub async fn run<B: Backend>(
     connection: ConnectionInfo,
     backend: B,
     options: Options,
-) -> Result<(), BindError> {
+) -> Result<(), RunError> {
     let session = Arc::new(Session::new(&connection));
     let sockets = Sockets::bind(&connection, session).await?;
     let iopub = sockets.iopub.clone();
@@ -65,14 +75,13 @@ pub async fn run<B: Backend>(
 
     let backend = Arc::new(backend);
     let running = Arc::new(Running::default());
-    let history = Keeper::start(options.state_dir.clone());
+    let history = Keeper::start(options.state_dir);
     let (cells, queue) = mpsc::unbounded_channel();
     let (stop, mut stopped) = mpsc::channel(1);
     let responder = Arc::new(Responder {
         iopub: iopub.clone(),
         history: history.clone(),
         running: running.clone(),
-        python: PythonVersion::new(options.state_dir),
         connection,
         cells,
         stop,
@@ -84,21 +93,32 @@ pub async fn run<B: Backend>(
         history: history.clone(),
         running: running.clone(),
     };
-    tokio::spawn(executor.run(queue));
-    let shell = responder.clone();
-    tokio::spawn(shell.serve(Channel::Shell, sockets.shell, sockets.shell_out.clone()));
-    tokio::spawn(responder.serve(
+    let executor = tokio::spawn(executor.run(queue));
+    let shell = tokio::spawn(responder.clone().serve(
+        Channel::Shell,
+        sockets.shell,
+        sockets.shell_out.clone(),
+    ));
+    let control = tokio::spawn(responder.serve(
         Channel::Control,
         sockets.control,
         sockets.control_out.clone(),
     ));
+    tokio::spawn(ignore(sockets.stdin));
 
+    let mut outcome = Ok(());
     tokio::select! {
         _ = stopped.recv() => tracing::info!("stopping: shutdown_request"),
         () = process::told_to_stop(&running) => {}
+        // A kernel that listens no more must not look like one that is busy.
+        _ = shell => outcome = Err(RunError::Deaf("shell")),
+        _ = control => outcome = Err(RunError::Deaf("control")),
     }
     running.close();
-    let release = tokio::time::timeout(RELEASE_LIMIT, backend.shutdown());
+    let release = tokio::time::timeout(RELEASE_LIMIT, async {
+        // The cell that runs gets its reply and its `idle`, and what waits behind it as well.
+        tokio::join!(backend.shutdown(), executor)
+    });
     let replies = sockets.control_out.flush(FLUSH_LIMIT);
     if tokio::join!(release, replies).0.is_err() {
         tracing::warn!("the backend did not give everything back in time");
@@ -106,5 +126,13 @@ pub async fn run<B: Backend>(
     sockets.shell_out.flush(FLUSH_LIMIT).await;
     iopub.flush(FLUSH_LIMIT).await;
     history.flush().await;
-    Ok(())
+    outcome
+}
+
+/// Reads what comes on stdin, so that no client waits in front of a full socket. Nothing asks for input yet, so nothing here
+/// answers a question.
+async fn ignore(mut stdin: Inbox) {
+    while let Some(message) = stdin.recv().await {
+        tracing::debug!(?message, "nothing was asked on stdin");
+    }
 }

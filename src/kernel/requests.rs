@@ -1,16 +1,19 @@
 //! Every request but `execute_request`, on shell and control alike.
 //!
 //! All of them are answered at once, also while a cell runs: none of them needs the remote side. Each is surrounded by
-//! `busy` and `idle`, on control too, because clients wait for both. A request of an unknown type is logged and dropped.
+//! `busy` and `idle`, on control too, because clients wait for both. A request of an unknown type is logged and dropped; one on
+//! which the kernel fails is answered with an error, and the next one is served.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::execute::{Running, while_busy};
 use super::history::keeper::Keeper;
-use super::info::{PythonVersion, kernel_info};
+use super::info::kernel_info;
 use super::is_complete::{Completeness, is_complete};
 use super::messages::{CommOpen, CursorRequest, IsCompleteRequest, ShutdownRequest, error_reply};
 use crate::jupyter::connection::ConnectionInfo;
@@ -27,6 +30,14 @@ pub enum Channel {
     Control,
 }
 
+/// What goes out between `busy` and `idle`.
+enum Answer {
+    Reply(Value),
+    /// `comm_close`: there is nothing that this comm could talk to.
+    CloseComm(String),
+    Nothing,
+}
+
 /// What the answers are made of.
 pub struct Responder {
     /// Where `busy` and `idle` go.
@@ -35,8 +46,6 @@ pub struct Responder {
     pub history: Keeper,
     /// What an interrupt stops.
     pub running: Arc<Running>,
-    /// The remote Python's version.
-    pub python: PythonVersion,
     /// For `connect_request`.
     pub connection: ConnectionInfo,
     /// Where cells wait.
@@ -59,39 +68,58 @@ impl Responder {
     }
 
     async fn respond(&self, channel: Channel, outbox: &Outbox, request: &Request) {
-        let parent = request.parent();
-        let answer = match request.msg_type() {
-            "kernel_info_request" => {
-                Some(("kernel_info_reply", kernel_info(&self.python.last_seen())))
-            }
-            "connect_request" => Some(("connect_reply", self.ports())),
-            "comm_info_request" => Some(("comm_info_reply", json!({"status": "ok", "comms": {}}))),
-            "history_request" => Some(("history_reply", self.history(request).await)),
-            "is_complete_request" => Some(("is_complete_reply", completeness(request))),
-            "complete_request" => Some(("complete_reply", no_completions(request))),
-            "inspect_request" => Some((
-                "inspect_reply",
-                json!({"status": "ok", "found": false, "data": {}, "metadata": {}}),
-            )),
-            "interrupt_request" => {
-                self.running.interrupt();
-                Some(("interrupt_reply", json!({"status": "ok"})))
-            }
-            "shutdown_request" => return self.shut_down(outbox, request).await,
-            "comm_open" => return self.refuse_comm(request).await,
-            // The front-end has been told that no comm is open; what it sends all the same has nowhere to go.
-            "comm_msg" | "comm_close" => None,
-            unknown => {
-                tracing::warn!(msg_type = unknown, ?channel, "unknown request dropped");
-                return;
-            }
+        let msg_type = request.msg_type();
+        if msg_type == "shutdown_request" {
+            return self.shut_down(outbox, request).await;
+        }
+        let answer = AssertUnwindSafe(self.answer(request)).catch_unwind().await;
+        let answer = answer.unwrap_or_else(|_| {
+            let text = format!("The kernel failed while it served this {msg_type}");
+            Some(Answer::Reply(error_reply("InternalError", &text)))
+        });
+        let Some(answer) = answer else {
+            tracing::warn!(msg_type, ?channel, "unknown request dropped");
+            return;
         };
+        let parent = request.parent();
         while_busy(&self.iopub, &parent, async {
-            if let Some((msg_type, content)) = answer {
-                outbox.reply(request, msg_type, &content).await;
+            match answer {
+                Answer::Reply(content) => {
+                    let reply = msg_type.replace("_request", "_reply");
+                    outbox.reply(request, &reply, &content).await;
+                }
+                Answer::CloseComm(comm_id) => {
+                    let content = json!({"comm_id": comm_id, "data": {}});
+                    self.iopub.publish(&parent, "comm_close", &content).await;
+                }
+                Answer::Nothing => {}
             }
         })
         .await;
+    }
+
+    /// What a request is answered with. `None`: it is of no type that is known.
+    async fn answer(&self, request: &Request) -> Option<Answer> {
+        let content = match request.msg_type() {
+            "kernel_info_request" => kernel_info(),
+            "connect_request" => self.ports(),
+            "comm_info_request" => json!({"status": "ok", "comms": {}}),
+            "history_request" => self.history(request).await,
+            "is_complete_request" => completeness(request),
+            "complete_request" => no_completions(request),
+            "inspect_request" => {
+                json!({"status": "ok", "found": false, "data": {}, "metadata": {}})
+            }
+            "interrupt_request" => {
+                self.running.interrupt();
+                json!({"status": "ok"})
+            }
+            "comm_open" => return Some(refused_comm(request)),
+            // The front-end has been told that no comm is open; what it sends all the same has nowhere to go.
+            "comm_msg" | "comm_close" => return Some(Answer::Nothing),
+            _ => return None,
+        };
+        Some(Answer::Reply(content))
     }
 
     /// Replies, tells everybody on iopub as ipykernel does, and lets the kernel stop.
@@ -112,20 +140,6 @@ impl Responder {
         let _ = self.stop.try_send(());
     }
 
-    async fn refuse_comm(&self, request: &Request) {
-        let parent = request.parent();
-        while_busy(&self.iopub, &parent, async {
-            match request.content::<CommOpen>() {
-                Ok(CommOpen { comm_id }) => {
-                    let content = json!({"comm_id": comm_id, "data": {}});
-                    self.iopub.publish(&parent, "comm_close", &content).await;
-                }
-                Err(error) => tracing::warn!(%error, "malformed comm_open"),
-            }
-        })
-        .await;
-    }
-
     fn ports(&self) -> Value {
         json!({
             "status": "ok",
@@ -141,6 +155,16 @@ impl Responder {
         match request.content::<Value>() {
             Ok(content) => self.history.reply(&content).await,
             Err(error) => invalid(request, &error),
+        }
+    }
+}
+
+fn refused_comm(request: &Request) -> Answer {
+    match request.content::<CommOpen>() {
+        Ok(CommOpen { comm_id }) => Answer::CloseComm(comm_id),
+        Err(error) => {
+            tracing::warn!(%error, "malformed comm_open");
+            Answer::Nothing
         }
     }
 }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::client::{Client, LIMIT, connection_file, execute};
 
-/// A backend whose cells are words: `print TEXT`, `raise`, `wait`, `lose`, `result TEXT`, `notice TEXT`, `panic`.
+/// A backend that gives expressions back as they are, and whose cells are words: `print TEXT`, `raise`, `wait`, `lose`, `result TEXT`, `notice TEXT`, `panic`.
 #[derive(Default)]
 struct Scripted {
     count: AtomicU32,
@@ -30,7 +30,10 @@ impl Backend for Scripted {
     async fn execute(&self, cell: Cell, events: EventSender) -> Result<Outcome, BackendError> {
         self.ran.lock().unwrap().push(cell.code.clone());
         *self.open.lock().unwrap() = true;
-        let mut outcome = Outcome::default();
+        let mut outcome = Outcome {
+            user_expressions: cell.user_expressions,
+            ..Outcome::default()
+        };
         if cell.store_history {
             outcome.execution_count = Some(self.count.fetch_add(1, Ordering::SeqCst) + 1);
         }
@@ -364,19 +367,76 @@ async fn shutdown_echoes_restart_is_told_to_everybody_and_ends_the_process_after
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shutdown_ends_a_running_cell() {
+async fn shutdown_ends_a_running_cell_and_answers_it_and_what_waits_behind_it() {
     let mut fixture = kernel().await;
     let client = &mut fixture.client;
     let cell = client.send("execute_request", &execute("wait")).await;
     client.until(&cell, "execute_input").await;
+    let mut going_on = execute("print no");
+    going_on["stop_on_error"] = false.into();
+    let behind = client.send("execute_request", &going_on).await;
+    // kernel_info overtakes the cells, which shows that both have been queued before it.
+    let info = client.send("kernel_info_request", &json!({})).await;
+    assert_eq!(client.reply().await.parent_id(), info);
     client
         .send_control("shutdown_request", &json!({"restart": false}))
         .await;
     client.control_reply().await;
+    let cell = client.answer(&cell).await;
+    assert_eq!(cell.reply.content["ename"], "KeyboardInterrupt");
+    let behind = client.answer(&behind).await;
+    assert_eq!(behind.reply.content["ename"], "ExecutionAborted");
     timeout(Duration::from_secs(3), fixture.kernel)
         .await
         .unwrap()
         .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cell_sent_after_the_reply_of_one_that_failed_is_not_aborted() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    for _ in 0..50 {
+        let raise = client.send("execute_request", &execute("raise")).await;
+        assert_eq!(client.reply().await.parent_id(), raise);
+        let answer = client.run("print on").await;
+        assert_eq!(answer.text("stdout"), "on\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_has_seen_busy_can_interrupt_the_cell() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    for _ in 0..20 {
+        let cell = client.send("execute_request", &execute("wait")).await;
+        client.until(&cell, "status").await;
+        client.send_control("interrupt_request", &json!({})).await;
+        client.control_reply().await;
+        let answer = client.answer(&cell).await;
+        assert_eq!(answer.reply.content["ename"], "KeyboardInterrupt");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_null_in_an_execute_request_is_the_default() {
+    let mut fixture = kernel().await;
+    let content = json!({"code": "result 1", "silent": null, "store_history": null, "user_expressions": null,
+                         "allow_stdin": null, "stop_on_error": null});
+    let answer = fixture.client.ask("execute_request", &content).await;
+    assert_eq!(answer.reply.content["status"], "ok");
+    assert_eq!(answer.reply.content["execution_count"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn user_expressions_are_answered_only_for_a_cell_that_succeeded() {
+    let mut fixture = kernel().await;
+    for (code, expected) in [("print on", json!({"a": "1 + 1"})), ("raise", json!({}))] {
+        let mut content = execute(code);
+        content["user_expressions"] = json!({"a": "1 + 1"});
+        let answer = fixture.client.ask("execute_request", &content).await;
+        assert_eq!(answer.reply.content["user_expressions"], expected);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

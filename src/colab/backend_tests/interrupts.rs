@@ -26,6 +26,23 @@ async fn an_interrupt_takes_the_real_traceback_where_the_service_sends_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_interrupt_before_the_kernel_has_counted_the_cell_is_no_sign_of_a_new_session() {
+    let fake = scripted(vec![
+        vec![result(1, "")],
+        vec![keyboard_interrupt()],
+        vec![result(2, "")],
+    ]);
+    let backend = backend(&fake);
+    assert_eq!(run(&backend, cell("x")).await.count(), Some(1));
+    let ran = run(&backend, cell("y")).await;
+    assert_eq!(ran.count(), None, "it has the number that was expected");
+    let exception = ran.outcome.unwrap().exception.unwrap();
+    assert_eq!(exception.ename, "KeyboardInterrupt");
+    assert!(backend.has_session());
+    assert_eq!(run(&backend, cell("z")).await.count(), Some(2));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_interrupt_closes_the_stream_of_a_service_that_ignores_notifications() {
     for delay in [None, Some(Duration::from_millis(600))] {
         let steps = match delay {

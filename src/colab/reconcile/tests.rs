@@ -189,6 +189,22 @@ fn more_than_is_remembered_is_compared_by_hash() {
     assert!(!published.missing(&truncated("xx", ""), false).lost);
 }
 
+#[test]
+fn equal_lines_that_the_result_cuts_off_in_the_middle_of_one_are_not_given_out_again() {
+    let mut published = Record::default();
+    let mut all = String::new();
+    while all.len() <= 2 * RECORD_BYTES {
+        let text = ("y".repeat(100) + "\n").repeat(1000);
+        all.push_str(&text);
+        published.push(&Chunk { stream: None, text });
+    }
+    let cut = &all[..RECORD_BYTES + 41];
+    assert_eq!(
+        published.missing(&truncated(cut, ""), false),
+        Missing::default()
+    );
+}
+
 /// A small generator of repeatable noise.
 struct Noise(u64);
 

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{History, HistoryRequest};
@@ -70,7 +70,8 @@ impl Keeper {
     pub async fn reply(&self, content: &Value) -> Value {
         let (answer, reply) = oneshot::channel();
         self.send(Order::Reply(HistoryRequest::from_content(content), answer));
-        reply.await.unwrap_or_default()
+        let none = || json!({"status": "ok", "history": []});
+        reply.await.unwrap_or_else(|_| none())
     }
 
     /// Waits until what was noted is on disk, but not long.
