@@ -47,6 +47,7 @@ for source in SOURCES:
         &format!("{GUARD}{PREPARE}"),
         &[
             ("SENTENCE", literal(PROMPT_REFUSED)),
+            ("PAGE_SENTENCE", literal(PAGE_REFUSED)),
             ("SOURCES", format!("[{}]", sources.join(", "))),
         ],
     )
@@ -54,7 +55,13 @@ for source in SOURCES:
 
 /// Code that makes prompts fail at once.
 pub fn guard() -> String {
-    wrapped(GUARD, &[("SENTENCE", literal(PROMPT_REFUSED))])
+    wrapped(
+        GUARD,
+        &[
+            ("SENTENCE", literal(PROMPT_REFUSED)),
+            ("PAGE_SENTENCE", literal(PAGE_REFUSED)),
+        ],
+    )
 }
 
 /// Code that does nothing.
@@ -64,16 +71,32 @@ pub fn nothing() -> String {
 
 /// Whether this code may ask for input.
 pub fn may_prompt(source: &str) -> bool {
-    ["input(", "getpass", "breakpoint(", "set_trace", "%debug"]
-        .iter()
-        .any(|word| source.contains(word))
+    [
+        "input(",
+        "getpass",
+        "breakpoint(",
+        "set_trace",
+        "%debug",
+        "google.colab",
+        "drive.mount(",
+        "files.upload(",
+        "userdata.get(",
+        "authenticate_user(",
+        "eval_js(",
+    ]
+    .iter()
+    .any(|word| source.contains(word))
 }
 
 /// What the user reads where a prompt would be.
 const PROMPT_REFUSED: &str = "this cell asks for input, which cannot be answered over Colab's execute_code; \
 set the value in a variable instead";
 
-/// ipykernel puts `raw_input` and `getpass` of the kernel object in place at every request; elsewhere the builtins are what is
+/// What the user reads where Colab's web page would be asked: by `drive.mount`, `files.upload`, `userdata.get` and the like.
+const PAGE_REFUSED: &str = "this cell asks Colab's web page for something (as drive.mount, files.upload and userdata.get do), \
+and there is no web page behind Colab's execute_code";
+
+/// `google.colab` waits for the web page's answers in one function, some of them for ever. ipykernel puts `raw_input` and `getpass` of the kernel object in place at every request; elsewhere the builtins are what is
 /// called.
 const GUARD: &str = r#"
 def refuse(sentence):
@@ -93,12 +116,19 @@ def guard(sentence):
         kernel.getpass = refused
     builtins.input = refused
     getpass.getpass = refused
+def guard_page(sentence):
+    try:
+        from google.colab import _message
+    except Exception:
+        return
+    _message.read_reply_from_input = refuse(sentence)
 try:
     from IPython import get_ipython
     shell = get_ipython()
 except ImportError:
     shell = None
 guard(SENTENCE)
+guard_page(PAGE_SENTENCE)
 "#;
 
 /// One expression that runs `code` in a namespace with these names.
@@ -139,6 +169,8 @@ mod tests {
             "x = input('?')",
             "from getpass import getpass",
             "breakpoint()",
+            "from google.colab import drive",
+            "drive.mount('/content/drive')",
         ] {
             assert!(may_prompt(code), "{code}");
         }
@@ -202,6 +234,31 @@ print(sorted(name for name in set(shell.user_ns) - before if not name.startswith
                 "raised NoneType None",
                 "['x', 'y', 'z']"
             ],
+            "{output}"
+        );
+    }
+
+    #[test]
+    fn asking_the_web_page_fails_at_once() {
+        const PAGE: &str = r#"
+import sys, types
+google, colab, message = (types.ModuleType(n) for n in ("google", "google.colab", "google.colab._message"))
+def read_reply_from_input(message_id, timeout_sec=None):
+    raise SystemError("waits for ever")
+message.read_reply_from_input = read_reply_from_input
+google.colab, colab._message = colab, message
+sys.modules.update({m.__name__: m for m in (google, colab, message)})
+"#;
+        let cells = [
+            PAGE.to_owned(),
+            guard(),
+            "message.read_reply_from_input('1')".to_owned(),
+        ];
+        let Some(output) = python(&session(&cells)) else {
+            return;
+        };
+        assert!(
+            output.contains("raised StdinNotImplementedError this cell asks Colab"),
             "{output}"
         );
     }

@@ -83,12 +83,15 @@ impl Decoder {
     pub fn decode(&mut self, progress: Progress) -> Vec<Chunk> {
         let message = progress.message.unwrap_or_default();
         let told = Envelope::read(&progress.meta).chunks;
-        if message.is_empty() {
-            return told;
-        }
-        if !told.is_empty() && told.iter().all(|chunk| chunk.stream.is_some()) {
-            // `_meta` has the text as well as the stream; `message` is the same, or words for people.
-            return told;
+        // Named text in `_meta` is all of it; `message` is then the same, or words for people.
+        if message.is_empty() || told.iter().any(|chunk| chunk.stream.is_some()) {
+            let mut chunks = if told.is_empty() {
+                Vec::new()
+            } else {
+                self.release(self.shape)
+            };
+            chunks.extend(told);
+            return chunks;
         }
         let tag = stream_of(&progress.meta);
         if tag.is_some() {
@@ -100,18 +103,12 @@ impl Decoder {
             });
             return chunks;
         }
+        let decoded = self.read_envelope(&message);
         let plain = Chunk {
             stream: None,
             text: message,
         };
-        if self.shape == Shape::Plain {
-            return vec![plain];
-        }
-        let decoded = serde_json::from_str::<JsonMap>(&plain.text)
-            .ok()
-            .filter(|_| plain.text.starts_with('{') && plain.text.ends_with('}'))
-            .and_then(|map| Envelope::read(&map).accepted());
-        let Some(decoded) = decoded else {
+        let Some(decoded) = decoded.filter(|_| self.shape != Shape::Plain) else {
             let shape = match self.shape {
                 Shape::Unknown => Shape::Plain,
                 known => known,
@@ -120,10 +117,6 @@ impl Decoder {
             chunks.push(plain);
             return chunks;
         };
-        if self.sample.is_none() {
-            let text = decoded.iter().map(|chunk| chunk.text.as_str()).collect();
-            self.sample = Some((plain.text.clone(), text));
-        }
         let open = self.shape == Shape::Unknown && self.held.is_none() && !is_sure(&decoded);
         if open {
             self.held = Some((plain, decoded));
@@ -132,6 +125,22 @@ impl Decoder {
         let mut chunks = self.release(Shape::Envelope);
         chunks.extend(decoded);
         chunks
+    }
+
+    /// The chunks of a message that may be an envelope. Where plain text is known to come, one such message is looked at: the
+    /// result may show that what told so was no text of the cell.
+    fn read_envelope(&mut self, message: &str) -> Option<Vec<Chunk>> {
+        let is_settled = self.shape == Shape::Plain && self.sample.is_some();
+        if is_settled || !message.starts_with('{') || !message.ends_with('}') {
+            return None;
+        }
+        let map = serde_json::from_str::<JsonMap>(message).ok()?;
+        let decoded = Envelope::read(&map).accepted()?;
+        let text: String = decoded.iter().map(|chunk| chunk.text.as_str()).collect();
+        if self.sample.is_none() && !text.is_empty() {
+            self.sample = Some((message.to_owned(), text));
+        }
+        Some(decoded)
     }
 
     /// What is still held, read as the result shows it to be; the result also corrects what was learned.
@@ -504,6 +513,20 @@ mod tests {
             assert_eq!(decoder.settle(&result), [chunk(None, expected)]);
             assert_eq!(decoder.shape(), shape);
         }
+    }
+
+    #[test]
+    fn words_before_the_first_envelope_mislead_for_one_cell_only() {
+        let mut decoder = Decoder::default();
+        let envelope = r#"{"stream": "stdout", "text": "x"}"#;
+        decoder.decode(message("Starting…"));
+        assert_eq!(decoder.decode(message(envelope)), [chunk(None, envelope)]);
+        let result = ExecuteCodeResult {
+            stdout: "x".into(),
+            ..ExecuteCodeResult::default()
+        };
+        decoder.settle(&result);
+        assert_eq!(decoder.decode(message(envelope)), [chunk(OUT, "x")]);
     }
 
     #[test]

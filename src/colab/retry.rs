@@ -1,7 +1,8 @@
 //! What is tried again, how often, and after how long: one table for every tool and code.
 //!
-//! `TABLE` is the whole policy; the first row that fits decides. [`run`] carries it out for every tool but `execute_code`, whose
-//! rows say `Reattach`: there the identical call is sent again, which is the business of [`super::execution`]. Invariants:
+//! `TABLE` is the whole policy; the first row that fits decides. [`super::waiting`] carries it out for every tool but
+//! `execute_code`, whose rows say `Reattach`: there the identical call is sent again, which is the business of
+//! [`super::execution`]. Invariants:
 //!
 //! * What may have run is tried again only where that is harmless: reading, or naming the same thing (`create_session` with its
 //!   id, `create_runtime` with its request id).
@@ -9,9 +10,6 @@
 //! * The server's own word on when to come back (`Retry-After`, `RetryInfo`) is a lower bound of the wait.
 
 use std::time::Duration;
-
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::mcp::errors::{Code, Origin, REASON_CERTIFICATE, Status};
 
@@ -216,53 +214,6 @@ pub fn jitter() -> f64 {
     share
 }
 
-/// Runs an operation of a tool until it succeeds, the table gives it up, or `cancel` ends it.
-///
-/// `notify` is told each failure that is waited out, with the length of the wait. A cancelled run ends with [`Code::Cancelled`].
-/// Where the table wants something read first, `op` does that: it is a closure over what it needs.
-pub async fn run<T, Op, Fut>(
-    tool: &str,
-    mut notify: impl FnMut(&Status, Duration),
-    cancel: &CancellationToken,
-    mut op: Op,
-) -> Result<T, Status>
-where
-    Op: FnMut() -> Fut,
-    Fut: Future<Output = Result<T, Status>>,
-{
-    let started = Instant::now();
-    let mut failures = 0;
-    loop {
-        let status = tokio::select! {
-            biased;
-            () = cancel.cancelled() => return Err(cancelled(tool)),
-            result = op() => match result {
-                Ok(value) => return Ok(value),
-                Err(status) => status,
-            },
-        };
-        failures += 1;
-        let Some(wait) = next_wait(tool, &status, failures, started.elapsed(), jitter()) else {
-            return Err(status);
-        };
-        tracing::debug!(tool, failures, ?wait, %status, "tried again after a wait");
-        notify(&status, wait);
-        tokio::select! {
-            biased;
-            () = cancel.cancelled() => return Err(cancelled(tool)),
-            () = tokio::time::sleep(wait) => {}
-        }
-    }
-}
-
-fn cancelled(tool: &str) -> Status {
-    Status::new(
-        Code::Cancelled,
-        Origin::Transport,
-        format!("{tool} was given up on request"),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -394,54 +345,5 @@ mod tests {
         later.retry_after = Some(Duration::from_secs(3600));
         assert!(next_wait("list_runtimes", &later, 1, Duration::ZERO, 0.0).is_none());
         assert!(next_wait("execute_code", &lost, 1, Duration::ZERO, 0.0).is_none());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_run_tells_of_its_waits_and_ends_with_the_result() {
-        let mut failures = vec![status(Code::ResourceExhausted, Origin::Service); 3];
-        let mut told = 0;
-        let result = run(
-            "list_runtimes",
-            |_, _| told += 1,
-            &CancellationToken::new(),
-            || {
-                let next = failures.pop();
-                async move { next.map_or(Ok(5), Err) }
-            },
-        )
-        .await;
-        assert_eq!(result.unwrap(), 5);
-        assert_eq!(told, 3);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_rate_limit_that_stays_is_given_up_after_five_minutes() {
-        let started = Instant::now();
-        let result: Result<(), Status> = run(
-            "list_runtimes",
-            |_, _| {},
-            &CancellationToken::new(),
-            || async { Err(status(Code::ResourceExhausted, Origin::Service)) },
-        )
-        .await;
-        assert_eq!(result.unwrap_err().code, Code::ResourceExhausted);
-        let spent = started.elapsed();
-        assert!(
-            spent > PATIENCE - LONGEST_WAIT && spent <= PATIENCE,
-            "{spent:?}"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_wait_ends_when_it_is_cancelled() {
-        let cancel = CancellationToken::new();
-        let result: Result<(), Status> = run(
-            "list_runtimes",
-            |_, _| cancel.cancel(),
-            &cancel,
-            || async { Err(status(Code::ResourceExhausted, Origin::Service)) },
-        )
-        .await;
-        assert_eq!(result.unwrap_err().code, Code::Cancelled);
     }
 }

@@ -243,11 +243,9 @@ impl<S: Service> ColabBackend<S> {
         state.lost |= state.session.take().is_some();
     }
 
-    /// The runtime is gone, and all sessions on it.
+    /// The runtime is gone, or does not answer. Its sessions stay known: should it be there after all, they are deleted.
     pub(super) fn forget_runtime(&self, name: &str) {
         let mut state = self.state();
-        let prefix = format!("{name}/");
-        state.owned.retain(|owned| !owned.starts_with(&prefix));
         if state.used_runtime.as_deref() == Some(name) {
             state.used_runtime = None;
         }

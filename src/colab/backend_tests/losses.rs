@@ -166,6 +166,9 @@ async fn a_lost_runtime_ends_the_cell() {
     assert_eq!(ran.error().name, ErrorName::ColabRuntimeLost);
     assert_eq!(fake.count_of("execute_code"), 2);
     assert!(!backend.has_session());
+    // NOT_FOUND is also what a runtime gets that does not answer for a while: its session is not left behind.
+    backend.shutdown().await;
+    assert_eq!(fake.with(|script| script.sessions.clone()), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
