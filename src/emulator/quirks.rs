@@ -173,7 +173,7 @@ pub enum QuirkError {
     #[error("\"{0}\" is not of the form NAME=VALUE")]
     Form(String),
     /// There is no such quirk.
-    #[error("There is no quirk \"{name}\". There are: {known}")]
+    #[error("There is no quirk \"{name}\"\nThere are: {known}")]
     Name {
         /// What was given.
         name: String,
@@ -181,7 +181,7 @@ pub enum QuirkError {
         known: String,
     },
     /// The quirk has no such value.
-    #[error("The quirk \"{name}\" cannot be \"{value}\". It can be: {values}")]
+    #[error("The quirk \"{name}\" cannot be \"{value}\"\nIt can be: {values}")]
     Value {
         /// The quirk.
         name: &'static str,
