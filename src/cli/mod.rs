@@ -24,6 +24,7 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::ConfigError;
+use crate::emulator::quirks::QuirkError;
 
 /// Wrong usage, as for clap's own errors.
 const USAGE: u8 = 2;
@@ -86,7 +87,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             terminal::report(&error);
-            if error.is::<ConfigError>() {
+            if error.is::<ConfigError>() || error.is::<QuirkError>() {
                 ExitCode::from(USAGE)
             } else {
                 ExitCode::FAILURE

@@ -42,26 +42,52 @@ pub(crate) fn wants_colour(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Tells on standard error why a command failed: the error, then what caused it, one line each.
+/// Tells on standard error why a command failed.
 pub(crate) fn report(error: &Error) {
-    let mut text = String::new();
-    for (depth, cause) in error.chain().enumerate() {
-        if depth == 0 {
-            text += &format!(
-                "{} {cause}\n",
-                paint("error:", Style::Failure, &io::stderr())
-            );
-        } else if !text.contains(&cause.to_string()) {
+    let label = paint("error:", Style::Failure, &io::stderr());
+    // Standard error may be closed; there is nowhere else to say so.
+    let _ = writeln!(io::stderr(), "{label} {}", described(error));
+}
+
+/// The error, then what caused it, then what can be done about it, one line each.
+fn described(error: &Error) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    let mut hints = Vec::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        let mut said = cause.lines();
+        let what = said.next().unwrap_or_default();
+        hints.extend(said.map(str::to_owned));
+        if lines.is_empty() {
+            lines.push(what.to_owned());
+        } else if !lines.iter().any(|line| line.contains(what)) {
             // Some errors tell their cause in their own words already.
-            text += &format!("  caused by: {cause}\n");
+            lines.push(format!("  caused by: {what}"));
         }
     }
-    // Standard error may be closed; there is nowhere else to say so.
-    let _ = io::stderr().write_all(text.as_bytes());
+    lines.extend(hints);
+    lines.join("\n")
 }
 
 /// Tells on standard error what was not done.
 pub(crate) fn warn(message: &str) {
     let label = paint("warning:", Style::Warning, &io::stderr());
     let _ = writeln!(io::stderr(), "{label} {message}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_step_comes_last_and_a_cause_once() {
+        let cause = io::Error::other("no space");
+        let error = Error::new(cause)
+            .context("x cannot be written: no space")
+            .context("The log cannot be kept\nName another place");
+        assert_eq!(
+            described(&error),
+            "The log cannot be kept\n  caused by: x cannot be written: no space\nName another place"
+        );
+    }
 }

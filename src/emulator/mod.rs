@@ -76,7 +76,7 @@ pub struct EmulatorConfig {
 pub enum EmulatorError {
     /// The port is taken.
     #[error(
-        "Cannot listen on 127.0.0.1:{port}: {source}. Choose another one with --port, or 0 for any free one"
+        "Cannot listen on 127.0.0.1:{port}: {source}\nChoose another one with --port, or 0 for any free one"
     )]
     Bind {
         /// The port asked for.

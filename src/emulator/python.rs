@@ -53,7 +53,7 @@ impl Default for PythonChoice {
 pub enum PythonError {
     /// No Python 3 was found.
     #[error(
-        "Python 3 was not found. Install Python 3.11 or newer, or name an interpreter that has jupyter_server and ipykernel with --python PATH"
+        "Python 3 was not found\nInstall Python 3.11 or newer, or name an interpreter that has jupyter_server and ipykernel with --python PATH"
     )]
     Missing,
     /// The interpreter that the user named cannot be used.

@@ -173,7 +173,7 @@ pub enum QuirkError {
     #[error("\"{0}\" is not of the form NAME=VALUE")]
     Form(String),
     /// There is no such quirk.
-    #[error("There is no quirk \"{name}\". There are: {known}")]
+    #[error("There is no quirk \"{name}\"\nThere are: {known}")]
     Name {
         /// What was given.
         name: String,
@@ -181,7 +181,7 @@ pub enum QuirkError {
         known: String,
     },
     /// The quirk has no such value.
-    #[error("The quirk \"{name}\" cannot be \"{value}\". It can be: {values}")]
+    #[error("The quirk \"{name}\" cannot be \"{value}\"\nIt can be: {values}")]
     Value {
         /// The quirk.
         name: &'static str,
@@ -193,13 +193,6 @@ pub enum QuirkError {
 }
 
 impl Quirks {
-    /// The defaults with one quirk set from `NAME=VALUE`.
-    pub fn parse(setting: &str) -> Result<Self, QuirkError> {
-        let mut quirks = Self::default();
-        quirks.set(setting)?;
-        Ok(quirks)
-    }
-
     /// Sets one quirk from `NAME=VALUE`.
     pub fn set(&mut self, setting: &str) -> Result<(), QuirkError> {
         let Some((name, value)) = setting.split_once('=') else {
@@ -316,6 +309,13 @@ fn chunk(value: &str) -> Option<Chunk> {
 mod tests {
     use super::*;
 
+    /// The defaults with one quirk set.
+    fn parse(setting: &str) -> Result<Quirks, QuirkError> {
+        let mut quirks = Quirks::default();
+        quirks.set(setting)?;
+        Ok(quirks)
+    }
+
     #[test]
     fn every_quirk_of_the_table_takes_each_of_its_listed_values() {
         for quirk in TABLE {
@@ -328,7 +328,7 @@ mod tests {
                     other => other,
                 };
                 let setting = format!("{}={value}", quirk.name);
-                assert!(Quirks::parse(&setting).is_ok(), "{setting}");
+                assert!(parse(&setting).is_ok(), "{setting}");
             }
         }
     }
@@ -338,13 +338,13 @@ mod tests {
         for quirk in TABLE {
             let first = quirk.values.split('|').next().unwrap_or_default();
             let setting = format!("{}={first}", quirk.name);
-            assert_eq!(Quirks::parse(&setting), Ok(Quirks::default()), "{setting}");
+            assert_eq!(parse(&setting), Ok(Quirks::default()), "{setting}");
         }
     }
 
     #[test]
     fn what_is_no_setting_is_refused_with_what_there_is() {
-        let error = |setting| Quirks::parse(setting).expect_err(setting).to_string();
+        let error = |setting| parse(setting).expect_err(setting).to_string();
         assert!(error("era").contains("NAME=VALUE"));
         assert!(error("weather=fine").contains("kernel-death"));
         assert!(error("era=2024").contains("2025-11-25"));

@@ -24,9 +24,10 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Settings that are meant for the real service.
-const FOREIGN_SETTINGS: [&str; 4] = [
+const FOREIGN_SETTINGS: [&str; 5] = [
     "COLAB_KERNEL_ACCELERATOR",
     "COLAB_KERNEL_BACKEND",
+    "COLAB_KERNEL_HIGHMEM",
     "COLAB_KERNEL_QUOTA_PROJECT",
     "COLAB_KERNEL_RUNTIME",
 ];

@@ -160,6 +160,21 @@ fn a_bad_setting_is_named_with_what_is_allowed() {
 }
 
 #[test]
+fn a_bad_quirk_is_named_with_what_is_allowed() {
+    let home = home();
+    for (setting, allowed) in [
+        ("era", "NAME=VALUE"),
+        ("weather=fine", "\nThere are: era, "),
+        ("era=1", "\nIt can be: any|"),
+    ] {
+        let output = run(colab_kernel(home.path()).args(["emulate", "--quirk", setting]));
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(allowed), "{text}");
+    }
+}
+
+#[test]
 fn a_bad_flag_is_named_as_it_was_written() {
     let home = home();
     let file = connection_file(home.path());
@@ -223,4 +238,17 @@ fn the_demo_refuses_what_is_no_notebook_before_it_starts_anything() {
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains(said), "{text}");
     }
+}
+
+#[test]
+fn the_demo_refuses_a_place_it_cannot_write_to_before_it_starts_anything() {
+    let home = home();
+    let output = run(colab_kernel(home.path()).args(["demo", "--output", "none/x.ipynb"]));
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("cannot be written to none/x.ipynb"), "{text}");
+    assert!(
+        text.ends_with("\nName another place with --output FILE\n"),
+        "{text}"
+    );
 }
