@@ -125,12 +125,13 @@ impl<B: Backend> Executor<B> {
             let Some(request) = next else {
                 return;
             };
-            let verdict = self.serve(&request).await;
+            let (verdict, behind) = self.serve(&request, &queue).await;
             if verdict == Queue::Continues {
                 continue;
             }
-            while let Ok(queued) = queue.try_recv() {
-                kept.push_back(queued);
+            // What came after the reply was sent in knowledge of it, and runs.
+            for _ in 0..behind {
+                kept.extend(queue.try_recv());
             }
             for queued in std::mem::take(&mut kept) {
                 if verdict == Queue::AbortsAll || stops_on_error(&queued) {
@@ -142,23 +143,28 @@ impl<B: Backend> Executor<B> {
         }
     }
 
-    async fn serve(&self, request: &Request) -> Queue {
+    /// Serves a request. Returns what becomes of the queue, and how many requests stood in it when the reply went out.
+    async fn serve(
+        &self,
+        request: &Request,
+        queue: &mpsc::UnboundedReceiver<Request>,
+    ) -> (Queue, usize) {
         let parent = request.parent();
         let work = async {
             match request.content::<ExecuteRequest>() {
-                Ok(content) => self.execute(request, &content).await,
+                Ok(content) => self.execute(request, &content, queue).await,
                 Err(error) => {
                     tracing::warn!(%error, "malformed execute_request");
                     let text = format!("This execute_request cannot be read: {error}");
                     self.reply(request, &failed("InvalidRequest", &text, 0), None)
                         .await;
-                    Queue::Continues
+                    (Queue::Continues, 0)
                 }
             }
         };
         while_busy(&self.iopub, &parent, work)
             .await
-            .unwrap_or(Queue::AbortsAll)
+            .unwrap_or_else(|| (Queue::AbortsAll, queue.len()))
     }
 
     async fn abort(&self, request: &Request) {
@@ -168,14 +174,19 @@ impl<B: Backend> Executor<B> {
         while_busy(&self.iopub, &request.parent(), work).await;
     }
 
-    async fn execute(&self, request: &Request, content: &ExecuteRequest) -> Queue {
+    async fn execute(
+        &self,
+        request: &Request,
+        content: &ExecuteRequest,
+        queue: &mpsc::UnboundedReceiver<Request>,
+    ) -> (Queue, usize) {
         let started = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, true);
         let expected = self.backend.next_execution_count();
         let Some(interrupt) = self.running.begin() else {
             let text = "Not run, because the kernel is shutting down";
             self.reply(request, &failed("ExecutionAborted", text, 0), None)
                 .await;
-            return Queue::AbortsAll;
+            return (Queue::AbortsAll, queue.len());
         };
         if !content.silent {
             let input = json!({"code": content.code, "execution_count": expected});
@@ -187,7 +198,7 @@ impl<B: Backend> Executor<B> {
             let reply = succeeded(expected.saturating_sub(1), Outcome::default());
             self.running.end();
             self.reply(request, &reply, Some(started)).await;
-            return Queue::Continues;
+            return (Queue::Continues, 0);
         }
         let output = CellOutput::new(
             self.iopub.clone(),
@@ -207,8 +218,9 @@ impl<B: Backend> Executor<B> {
         self.running.end();
         let reply = self.settle(content, expected, result, output).await;
         let verdict = verdict(content, &reply, interrupt.is_cancelled());
+        let behind = queue.len();
         self.reply(request, &reply, Some(started)).await;
-        verdict
+        (verdict, behind)
     }
 
     /// Whether the code needs no session: nothing to run, or set-up code that is kept for the session to come. Opening a
