@@ -15,8 +15,8 @@ use super::executions::Execution;
 use super::kernel_client::{Arrival, KernelClient, Message, Status};
 use super::quirks::{Ints, Quirks, Stdin};
 
-/// How long the second sign of the end is waited for while nothing else comes.
-const GRACE: Duration = Duration::from_secs(1);
+/// How long the second sign of the end is waited for while nothing else comes: longer than one very large message takes.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// shell and iopub; each ends on its own.
 const SOCKETS: usize = 2;
