@@ -210,8 +210,8 @@ impl fmt::Display for ErrorName {
     }
 }
 
-/// How many bytes of events may wait to be published before [`EventSender::send`] waits (DESIGN: 64 MiB).
-pub const EVENT_BYTES: usize = 64 * 1024 * 1024;
+/// How many bytes of events may wait to be published before [`EventSender::send`] waits.
+pub const EVENT_BYTES: usize = 32 * 1024 * 1024;
 
 /// The backend's end of a cell's events.
 #[derive(Debug, Clone)]
