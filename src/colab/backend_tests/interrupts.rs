@@ -206,7 +206,12 @@ async fn an_interrupt_while_the_connection_is_lost_says_so() {
 #[tokio::test(start_paused = true)]
 async fn a_cell_that_is_swept_away_with_the_interrupted_one_before_it_runs_all_the_same() {
     let aborted = || vec![Step::End(Err(status(Code::Aborted)))];
-    let fake = scripted(vec![vec![Step::Hang], aborted(), Vec::new(), aborted()]);
+    let fake = scripted(vec![
+        vec![Step::Hang],
+        aborted(),
+        vec![result(2, "")],
+        aborted(),
+    ]);
     let backend = backend(&fake);
     let (ran, _) = interrupted(&fake, &backend, "execute_code", Duration::ZERO).await;
     assert!(ran.error().message.contains("has not confirmed"));
