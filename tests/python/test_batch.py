@@ -28,12 +28,15 @@ def notebook(kernel):
 
 
 def essence(cell):
-    """What must be equal between kernels: other versions of IPython and pandas format tracebacks and HTML differently."""
+    """What must be equal between kernels: other versions of IPython and pandas format tracebacks and HTML differently, and
+    where one print is cut into messages is a matter of time in each."""
     outputs = []
     for output in cell.outputs:
         if output.output_type == "error":
             outputs.append(("error", output.ename, output.evalue))
         elif output.output_type == "stream":
+            if outputs and outputs[-1][:2] == ("stream", output.name):
+                output.text = outputs.pop()[2] + output.text
             outputs.append(("stream", output.name, output.text))
         else:
             data = {kind: value for kind, value in output.data.items() if kind != "text/html"}

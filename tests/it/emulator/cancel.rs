@@ -52,6 +52,18 @@ async fn cancelling_aborts_the_calls_that_wait() {
     .await;
 }
 
+/// The next call runs: it would wait for ever behind an endless loop. Where it is queued before the closing of the loop's stream
+/// is seen, it is aborted with the loop.
+async fn assert_next_runs(lab: &Lab, session: &str) {
+    let next = match lab.execute(session, "'next'").await {
+        Err(refused) if refused.reason == "SESSION_INTERRUPTED" => {
+            lab.execute(session, "'next'").await
+        }
+        next => next,
+    };
+    assert_eq!(next.unwrap()["result"], "'next'");
+}
+
 #[tokio::test]
 async fn closing_the_stream_interrupts_the_kernel() {
     limited(async {
@@ -60,11 +72,7 @@ async fn closing_the_stream_interrupts_the_kernel() {
         let mut call = lab.begin(&request_id(), &session, FOREVER, "").await;
         call.wait_for("running").await;
         drop(call);
-        // It would wait for ever behind the loop.
-        assert_eq!(
-            lab.execute(&session, "'next'").await.unwrap()["result"],
-            "'next'"
-        );
+        assert_next_runs(lab, &session).await;
         lab.close(&session).await;
     })
     .await;
@@ -138,10 +146,7 @@ async fn where_only_a_closed_stream_cancels_a_notification_is_dropped() {
         let mut call = lab.begin(&id, &session, FOREVER, "").await;
         call.wait_for("running").await;
         drop(call);
-        assert_eq!(
-            lab.execute(&session, "'next'").await.unwrap()["result"],
-            "'next'"
-        );
+        assert_next_runs(&lab, &session).await;
         lab.shutdown().await;
     })
     .await;
@@ -156,10 +161,7 @@ async fn a_cancelled_call_may_end_with_an_error_or_with_nothing() {
         call.wait_for("running").await;
         lab.cancel("it").await;
         assert_eq!(refusal(&mut call).await, "CANCELLED");
-        assert_eq!(
-            lab.execute(&session, "'next'").await.unwrap()["result"],
-            "'next'"
-        );
+        assert_next_runs(&lab, &session).await;
         lab.shutdown().await;
 
         let (lab, runtime) = Lab::with_runtime(&["cancelled=none"]).await;
