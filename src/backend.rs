@@ -4,6 +4,8 @@
 //! backend sends what the cell does, in order, into the [`EventSender`] and returns how it ended. Invariants:
 //!
 //! * Nothing a backend sends is changed: no character is added, dropped or normalised on the way to the front-end.
+//! * What belongs to another request than the one that is being served is sent as [`Event::Of`]; between requests it goes to the
+//!   sender of [`Backend::attach`]. [`EventSender::settled`] keeps the order where one channel takes over from the other.
 //! * [`EventSender::send`] waits while more than [`EVENT_BYTES`] are unread: a backend that awaits it holds back its own source.
 //! * Every call ends. A backend that cannot learn how a cell ended returns a [`BackendError`] that says so.
 
@@ -11,6 +13,8 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +33,29 @@ pub trait Backend: Send + Sync + 'static {
         events: EventSender,
     ) -> impl Future<Output = Result<Outcome, BackendError>> + Send;
 
+    /// Takes the sender for what the kernel publishes while none of its requests is served: output of threads, updates of
+    /// displays. The kernel calls this once, before anything else.
+    fn attach(&self, background: EventSender);
+
+    /// Hands a comm message of the front-end to the code, and returns when it has been handled there. `false`: there is no
+    /// comm on the remote side that could take it.
+    ///
+    /// The kernel calls this between cells.
+    fn comm(
+        &self,
+        message: Message,
+        origin: Origin,
+        interrupt: CancellationToken,
+        events: EventSender,
+    ) -> impl Future<Output = bool> + Send;
+
+    /// Asks the remote kernel, and returns the content of its reply. `None`: there is nobody to ask.
+    fn ask(
+        &self,
+        question: Question,
+        content: Box<RawValue>,
+    ) -> impl Future<Output = Option<Box<RawValue>>> + Send;
+
     /// Whether a session is open, so that uncounted code can run without starting a machine.
     fn has_session(&self) -> bool;
 
@@ -42,9 +69,69 @@ pub trait Backend: Send + Sync + 'static {
     fn shutdown(&self) -> impl Future<Output = ()> + Send;
 }
 
+/// What the remote kernel can be asked for. The contents of request and reply are those of the messaging spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Question {
+    /// `complete_request`
+    Complete,
+    /// `inspect_request`
+    Inspect,
+    /// `comm_info_request`
+    CommInfo,
+    /// `usage_request` of ipykernel, also answered while a cell runs.
+    Usage,
+}
+
+/// The front-end's request that something belongs to. Opaque to a backend, which hands it back as it came.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Origin(Bytes);
+
+impl Origin {
+    /// The request with this header.
+    pub fn new(header: Bytes) -> Self {
+        Self(header)
+    }
+
+    /// The header, as it was given.
+    pub fn header(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Origin({})", String::from_utf8_lossy(&self.0))
+    }
+}
+
+/// A message that passes through in the words of the messaging spec: `comm_open`, `comm_msg`, `comm_close`, and whatever the
+/// remote kernel publishes beside what [`Event`] names.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// What it is.
+    pub msg_type: String,
+    /// The content, unread.
+    pub content: Box<RawValue>,
+    /// The metadata.
+    pub metadata: JsonMap,
+    /// Binary buffers.
+    pub buffers: Vec<Bytes>,
+}
+
+impl PartialEq for Message {
+    fn eq(&self, other: &Self) -> bool {
+        self.msg_type == other.msg_type
+            && self.content.get() == other.content.get()
+            && self.metadata == other.metadata
+            && self.buffers == other.buffers
+    }
+}
+
 /// One piece of code to run.
 #[derive(Debug, Clone, Default)]
 pub struct Cell {
+    /// The request that brought it.
+    pub origin: Origin,
     /// The source, exactly as the front-end sent it.
     pub code: String,
     /// Whether the code counts: gets a number and enters the history (`store_history` of the messaging spec).
@@ -112,8 +199,74 @@ pub enum Event {
         /// The number that the kernel gave it (`None`: the cell's).
         execution_count: Option<u32>,
     },
+    /// `update_display_data`
+    UpdateDisplayData {
+        /// The MIME bundle.
+        data: JsonMap,
+        /// Its metadata.
+        metadata: JsonMap,
+        /// `transient`, with the display id.
+        transient: JsonMap,
+    },
+    /// `clear_output`
+    ClearOutput {
+        /// Whether to wait for the next output.
+        wait: bool,
+    },
     /// `error`: the code raised.
     Error(Exception),
+    /// The code asks for a line of input.
+    InputRequest {
+        /// What is asked.
+        prompt: String,
+        /// Whether the answer is not to be shown.
+        password: bool,
+        /// Where the answer goes.
+        answer: Answerer,
+    },
+    /// Any other message.
+    Message(Message),
+    /// What belongs to another request of the front-end: the output of a thread that an earlier cell has started.
+    Of(Origin, Box<Event>),
+}
+
+/// What a prompt is answered with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InputAnswer {
+    /// A line of text, without its end.
+    Value(String),
+    /// End of file (control-D).
+    Eof,
+    /// Nobody can answer, in words for the user.
+    Refused(String),
+}
+
+/// Takes the answer to one prompt.
+#[derive(Debug, Clone)]
+pub struct Answerer(mpsc::Sender<InputAnswer>);
+
+impl Answerer {
+    /// An answerer, and where its answer arrives. Dropping the receiver withdraws the prompt.
+    pub fn new() -> (Self, mpsc::Receiver<InputAnswer>) {
+        let (sender, receiver) = mpsc::channel(1);
+        (Self(sender), receiver)
+    }
+
+    /// Answers. The first answer counts.
+    pub fn answer(&self, answer: InputAnswer) {
+        let _ = self.0.try_send(answer);
+    }
+
+    /// Waits until the prompt is withdrawn.
+    pub async fn withdrawn(&self) {
+        self.0.closed().await;
+    }
+}
+
+impl PartialEq for Answerer {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.same_channel(&other.0)
+    }
 }
 
 impl Event {
@@ -122,10 +275,16 @@ impl Event {
         const OVERHEAD: usize = 128;
         let payload = match self {
             Self::Notice(text) | Self::Stream { text, .. } => text.len(),
-            Self::Submitted => 0,
-            Self::DisplayData { data, .. } | Self::ExecuteResult { data, .. } => {
-                data.values().map(weight_of).sum()
+            Self::Submitted | Self::ClearOutput { .. } => 0,
+            Self::DisplayData { data, .. }
+            | Self::UpdateDisplayData { data, .. }
+            | Self::ExecuteResult { data, .. } => data.values().map(weight_of).sum(),
+            Self::InputRequest { prompt, .. } => prompt.len(),
+            Self::Message(message) => {
+                let buffers: usize = message.buffers.iter().map(Bytes::len).sum();
+                message.content.get().len() + buffers
             }
+            Self::Of(_, event) => event.weight(),
             Self::Error(exception) => exception.traceback.iter().map(String::len).sum(),
         };
         OVERHEAD + payload
@@ -224,6 +383,8 @@ pub struct EventSender {
 #[derive(Debug)]
 pub struct EventReceiver {
     queue: mpsc::UnboundedReceiver<(Event, OwnedSemaphorePermit)>,
+    /// What the event in hand weighs: it counts until the next one is asked for.
+    in_hand: Option<OwnedSemaphorePermit>,
 }
 
 /// A channel for one cell's events, bounded in bytes.
@@ -235,7 +396,10 @@ pub fn events() -> (EventSender, EventReceiver) {
             queue: sender,
             room,
         },
-        EventReceiver { queue: receiver },
+        EventReceiver {
+            queue: receiver,
+            in_hand: None,
+        },
     )
 }
 
@@ -248,16 +412,32 @@ impl EventSender {
             let _ = self.queue.send((event, permit));
         }
     }
+
+    /// Waits until everything sent so far has been published.
+    pub async fn settled(&self) {
+        let all = u32::try_from(EVENT_BYTES).unwrap_or(u32::MAX);
+        let everything = self.room.acquire_many(all);
+        tokio::select! {
+            _ = everything => {}
+            () = self.queue.closed() => {}
+        }
+    }
 }
 
 impl EventReceiver {
     /// The next event, or `None` when the cell has sent its last.
     pub async fn recv(&mut self) -> Option<Event> {
-        self.queue.recv().await.map(|(event, _)| event)
+        self.in_hand = None;
+        let (event, weight) = self.queue.recv().await?;
+        self.in_hand = Some(weight);
+        Some(event)
     }
 
     /// The next event if one is waiting.
     pub fn try_recv(&mut self) -> Option<Event> {
-        self.queue.try_recv().ok().map(|(event, _)| event)
+        self.in_hand = None;
+        let (event, weight) = self.queue.try_recv().ok()?;
+        self.in_hand = Some(weight);
+        Some(event)
     }
 }

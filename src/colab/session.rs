@@ -10,6 +10,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +25,9 @@ use super::retry;
 use super::runtime::{self, BackendSettings, Memory, RuntimeChoice};
 use super::service::Service;
 use super::waiting::Waiting;
-use crate::backend::{Backend, BackendError, Cell, EventSender, Outcome};
+use crate::backend::{
+    Backend, BackendError, Cell, EventSender, Message, Origin, Outcome, Question,
+};
 
 /// How long a running cell may take to end at shutdown before its session is deleted all the same.
 const LAST_CELL: Duration = Duration::from_millis(500);
@@ -306,6 +309,22 @@ impl<S: Service> Backend for ColabBackend<S> {
             user_expressions: idle.user_expressions,
             ..outcome
         })
+    }
+
+    fn attach(&self, _background: EventSender) {}
+
+    async fn comm(
+        &self,
+        _message: Message,
+        _origin: Origin,
+        _interrupt: CancellationToken,
+        _events: EventSender,
+    ) -> bool {
+        false
+    }
+
+    async fn ask(&self, _question: Question, _content: Box<RawValue>) -> Option<Box<RawValue>> {
+        None
     }
 
     fn has_session(&self) -> bool {

@@ -142,6 +142,11 @@ impl Parent {
         Self(Bytes::from_static(b"{}"))
     }
 
+    /// The request with this header, which came from a request.
+    pub fn of_header(header: Bytes) -> Self {
+        Self(header)
+    }
+
     /// The header's JSON.
     pub fn as_bytes(&self) -> &Bytes {
         &self.0

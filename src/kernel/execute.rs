@@ -26,7 +26,7 @@ use super::history::keeper::Keeper;
 use super::messages::{ErrorContent, ExecuteReply, ExecuteRequest};
 use super::output::CellOutput;
 use crate::backend::{
-    self, Backend, BackendError, Cell, ErrorName, EventReceiver, JsonMap, Outcome,
+    self, Backend, BackendError, Cell, ErrorName, EventReceiver, JsonMap, Origin, Outcome,
 };
 use crate::jupyter::iopub::IoPub;
 use crate::jupyter::message::{OutMessage, Parent, Request};
@@ -224,6 +224,7 @@ impl<B: Backend> Executor<B> {
             content.silent,
         );
         let cell = Cell {
+            origin: Origin::new(request.parent().as_bytes().clone()),
             code: content.code.clone(),
             store_history: content.counted(),
             silent: content.silent,

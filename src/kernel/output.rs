@@ -98,6 +98,11 @@ impl CellOutput {
                 .await;
             }
             Event::Error(exception) => self.error(&exception.into()).await,
+            Event::UpdateDisplayData { .. }
+            | Event::ClearOutput { .. }
+            | Event::InputRequest { .. }
+            | Event::Message(_)
+            | Event::Of(..) => {}
         }
     }
 

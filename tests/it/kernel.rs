@@ -6,14 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use colab_kernel::backend::{
-    Backend, BackendError, Cell, ErrorName, Event, EventSender, Exception, Outcome, StreamName,
+    Backend, BackendError, Cell, ErrorName, Event, EventSender, Exception, Message, Origin,
+    Outcome, Question, StreamName,
 };
 use colab_kernel::jupyter::ConnectionInfo;
 use colab_kernel::kernel;
 use serde_json::json;
+use serde_json::value::RawValue;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use crate::client::{Client, LIMIT, connection_file, execute};
 
@@ -85,6 +88,16 @@ impl Backend for Scripted {
             }
         }
         Ok(outcome)
+    }
+
+    fn attach(&self, _: EventSender) {}
+
+    async fn comm(&self, _: Message, _: Origin, _: CancellationToken, _: EventSender) -> bool {
+        false
+    }
+
+    async fn ask(&self, _: Question, _: Box<RawValue>) -> Option<Box<RawValue>> {
+        None
     }
 
     fn has_session(&self) -> bool {

@@ -81,6 +81,7 @@ async fn events_come_in_the_documented_order() {
             Event::DisplayData { .. } => "display".into(),
             Event::ExecuteResult { data, .. } => format!("result {}", data["text/plain"]),
             Event::Error(error) => format!("error {} {}", error.ename, error.traceback.len()),
+            other => panic!("not over execute_code: {other:?}"),
         })
         .collect();
     assert_eq!(
