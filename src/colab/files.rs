@@ -1,24 +1,21 @@
 //! Fetching files of the runtime through its proxy.
 //!
-//! Invariants: the proxy token goes to the host it was issued for and nowhere else (redirects are not followed), only over https
-//! or to this machine; it never appears in a message; what is fetched has a limit.
+//! Invariants: those of [`super::runtime_http`]; what is fetched has a limit.
 
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use reqwest::StatusCode;
-use url::Url;
+use reqwest::{Method, StatusCode};
+use tokio::time::timeout;
 
 use super::api::ConnectionInfo;
-use super::mcp::http::{builder, is_loopback};
+use super::runtime_http::{RuntimeHttp, in_words};
 
 /// The largest file that is fetched for an output.
 pub const MAX_BYTES: u64 = 64 * 1024 * 1024;
-/// The header that carries the proxy token.
-const TOKEN_HEADER: &str = "X-Colab-Runtime-Proxy-Token";
 /// How long a token must at least be valid to be used.
 const MARGIN: Duration = Duration::from_secs(5 * 60);
+/// How long the runtime may be silent before or within its answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a file was not fetched.
@@ -35,9 +32,7 @@ pub enum FetchError {
 /// Fetches files. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Files {
-    /// Made for the first file: reading the system's roots takes longer than a kernel may take to answer its front-end.
-    /// One is for other machines, one for this one, which is not reached through a proxy.
-    http: Arc<[OnceLock<Result<reqwest::Client, String>>; 2]>,
+    http: RuntimeHttp,
     limit: u64,
 }
 
@@ -51,21 +46,21 @@ impl Files {
     /// A fetcher with the system's proxies and roots.
     pub fn new() -> Self {
         Self {
-            http: Arc::default(),
+            http: RuntimeHttp::new(),
             limit: MAX_BYTES,
         }
     }
 
     /// Fetches the file at this absolute path of the runtime.
     pub async fn fetch(&self, info: &ConnectionInfo, path: &str) -> Result<Vec<u8>, FetchError> {
-        let url = file_url(&info.url, path).map_err(failed)?;
-        let http = self.http[usize::from(is_loopback(&url))].get_or_init(|| client(&url));
-        let http = http.as_ref().map_err(|why| failed(why.clone()))?;
-        let response = http
-            .get(url)
-            .header(TOKEN_HEADER, &info.token)
-            .send()
+        let parts = std::iter::once("files").chain(path.split('/'));
+        let request = self
+            .http
+            .request(Method::GET, info, parts, &[])
+            .map_err(failed)?;
+        let response = timeout(READ_TIMEOUT, request.send())
             .await
+            .map_err(|_| silent())?
             .map_err(|error| failed(in_words(error)))?;
         match response.status() {
             StatusCode::OK => {}
@@ -87,7 +82,10 @@ impl Files {
         }
         let mut content = Vec::new();
         let mut body = response.bytes_stream();
-        while let Some(piece) = body.next().await {
+        while let Some(piece) = timeout(READ_TIMEOUT, body.next())
+            .await
+            .map_err(|_| silent())?
+        {
             let piece = piece.map_err(|error| failed(in_words(error)))?;
             if content.len() as u64 + piece.len() as u64 > self.limit {
                 return Err(self.too_large());
@@ -113,45 +111,12 @@ pub fn is_fresh(info: &ConnectionInfo, now: chrono::DateTime<chrono::Utc>) -> bo
     })
 }
 
-fn client(url: &Url) -> Result<reqwest::Client, String> {
-    builder(url)
-        .read_timeout(READ_TIMEOUT)
-        .build()
-        .map_err(|error| format!("no HTTP client: {}", in_words(error)))
-}
-
-/// `{url}/files/{path}`, each part of the path percent-encoded.
-fn file_url(base: &str, path: &str) -> Result<Url, String> {
-    let mut url =
-        Url::parse(base).map_err(|error| format!("the runtime's address is no URL: {error}"))?;
-    if url.scheme() != "https" && !(url.scheme() == "http" && is_loopback(&url)) {
-        return Err("the runtime's address is not https".to_owned());
-    }
-    if path.split('/').any(|part| matches!(part, "." | "..")) {
-        return Err("its path is not absolute".to_owned());
-    }
-    url.path_segments_mut()
-        .map_err(|()| "the runtime's address has no path".to_owned())?
-        .pop_if_empty()
-        .push("files")
-        .extend(path.split('/').filter(|part| !part.is_empty()));
-    Ok(url)
-}
-
 fn failed(why: String) -> FetchError {
     FetchError::Failed(why)
 }
 
-/// An HTTP error without the URL, which may carry secrets.
-fn in_words(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut words = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    words
+fn silent() -> FetchError {
+    failed("the runtime did not answer in time".to_owned())
 }
 
 #[cfg(test)]
@@ -165,6 +130,7 @@ mod tests {
     use axum::routing::get;
     use tokio::time::timeout;
 
+    use super::super::runtime_http::TOKEN_HEADER;
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(20);
@@ -245,22 +211,6 @@ mod tests {
             let error = timeout(LIMIT, files.fetch(&info, path)).await.unwrap();
             assert_eq!(error, Err(files.too_large()), "{path}");
         }
-    }
-
-    #[test]
-    fn the_token_goes_over_https_or_to_this_machine_only() {
-        for good in [
-            "https://x.example/p",
-            "http://127.0.0.1:1",
-            "http://[::1]:1",
-            "http://localhost",
-        ] {
-            assert!(file_url(good, "/a").is_ok(), "{good}");
-        }
-        for bad in ["http://x.example", "ftp://127.0.0.1", "", "/a"] {
-            assert!(file_url(bad, "/a").is_err(), "{bad}");
-        }
-        assert!(file_url("https://x.example", "/a/../b").is_err());
     }
 
     #[test]

@@ -132,7 +132,7 @@ guard_page(PAGE_SENTENCE)
 "#;
 
 /// One expression that runs `code` in a namespace with these names.
-fn wrapped(code: &str, names: &[(&str, String)]) -> String {
+pub(super) fn wrapped(code: &str, names: &[(&str, String)]) -> String {
     let mut namespace = r#""__name__": "colab_kernel_helper""#.to_owned();
     for (name, value) in names {
         namespace.push_str(&format!(r#", "{name}": {value}"#));

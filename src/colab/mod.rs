@@ -4,12 +4,14 @@
 //! [`names`] turns what the service refuses into what the user reads. [`runtime`] picks a machine, [`session`] keeps the one
 //! session of this process, `cell` runs one cell through [`execution`] (the call itself, its repetition, its interrupt), with
 //! [`helper`] for the Python that is ours. [`progress`] reads what was printed, [`text`] publishes it exactly once,
-//! [`reconcile`] finds what the result adds; [`files`] fetches rich outputs and [`bundle`] reads them. All of it asks for Colab
+//! [`reconcile`] finds what the result adds; [`files`] fetches rich outputs (over [`runtime_http`]) and [`bundle`] reads them.
+//! [`companion`] reaches the session's own kernel. All of it asks for Colab
 //! through [`service`]. [`session::ColabBackend`] is the [`crate::backend::Backend`].
 
 pub mod api;
 pub mod bundle;
 mod cell;
+pub mod companion;
 pub mod execution;
 pub mod files;
 pub mod helper;
@@ -19,6 +21,7 @@ pub mod progress;
 pub mod reconcile;
 pub mod retry;
 pub mod runtime;
+pub mod runtime_http;
 pub mod service;
 pub mod session;
 pub mod text;

@@ -32,6 +32,7 @@ pub use self::call::{Call, CallEvent, Canceller, Progress};
 use self::eras::Agreement;
 use self::errors::{Code, Origin, Status};
 use self::http::Http;
+pub(crate) use self::rpc::without_lone_surrogates;
 use crate::backend::JsonMap;
 
 /// Where bearer tokens come from. `refresh` is true after a 401: the cached token must not be used again.

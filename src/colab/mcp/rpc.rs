@@ -173,7 +173,7 @@ impl From<ProgressParams> for Progress {
 /// The text with escapes of half a surrogate pair made U+FFFD, or `None` if there are none.
 ///
 /// A server that counts in UTF-16 may cut its text inside a character; JSON allows the escape, Rust's strings do not.
-fn without_lone_surrogates(text: &str) -> Option<String> {
+pub(crate) fn without_lone_surrogates(text: &str) -> Option<String> {
     let unit_at = |at: usize| -> Option<u16> {
         let digits = text.get(at..at + 6)?.strip_prefix("\\u")?;
         u16::from_str_radix(digits, 16).ok()
