@@ -17,6 +17,7 @@ use serde_json::Value;
 use url::{Host, Url};
 
 use crate::backend::JsonMap;
+use crate::colab::companion::JOURNAL_BYTES;
 use crate::colab::runtime::RuntimeChoice;
 
 /// Colab's own MCP endpoint.
@@ -26,16 +27,19 @@ pub const DEFAULT_ENDPOINT: &str = "https://colaboratory.googleapis.com/mcp";
 const DIRECTORY: &str = "colab-kernel";
 
 /// What the config file may hold.
-const FILE_KEYS: [&str; 9] = [
+const FILE_KEYS: [&str; 12] = [
     "accelerator",
     "backend",
     "companion",
     "endpoint",
+    "forward_env",
     "highmem",
+    "journal_mb",
     "log",
     "quota_project",
     "runtime",
     "state_dir",
+    "widgets",
 ];
 
 /// The settings of one kernel process.
@@ -55,12 +59,30 @@ pub struct Settings {
     pub runtime: RuntimeChoice,
     /// How cells reach Colab.
     pub backend: BackendKind,
-    /// Whether the companion may be used. Accepted, without effect in this version.
+    /// Whether the companion may be used.
     pub companion: bool,
+    /// The size of the companion's journal in bytes.
+    pub journal_bytes: u64,
+    /// Variables of this process's environment that code on Colab gets, by name.
+    pub forward_env: Vec<(String, Secret)>,
+    /// Whether widgets of ipywidgets 7 are put into the words of 8.
+    pub widgets: WidgetBridge,
     /// What to log; `None` is nothing. Read by [`crate::logging`].
     pub log: Option<String>,
     /// Where logs are kept. Not created before something is written.
     pub state_dir: PathBuf,
+}
+
+/// Whether widgets of ipywidgets 7 are put into the words of 8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WidgetBridge {
+    /// For front-ends that do not speak both themselves.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always.
+    On,
 }
 
 /// How cells reach Colab.
@@ -144,11 +166,30 @@ impl Sources<'_> {
             runtime: self.read("runtime", runtime)?.unwrap_or_default(),
             backend: self.read("backend", backend)?.unwrap_or_default(),
             companion: self.read("companion", switch)?.unwrap_or(true),
+            journal_bytes: self.read("journal_mb", megabytes)?.unwrap_or(JOURNAL_BYTES),
+            forward_env: self.forwarded()?,
+            widgets: self.read("widgets", widgets)?.unwrap_or_default(),
             log: self
                 .read("log", crate::logging::parse_filter)?
                 .unwrap_or_default(),
             state_dir: self.read("state_dir", path)?.unwrap_or(default_state_dir),
         })
+    }
+
+    /// The variables to forward. One that is not set is passed over: the user may set it later.
+    fn forwarded(&self) -> Result<Vec<(String, Secret)>, ConfigError> {
+        let names = self.read("forward_env", names)?.unwrap_or_default();
+        let mut variables = Vec::with_capacity(names.len());
+        for name in names {
+            let Some(value) = (self.env)(&name) else {
+                continue;
+            };
+            let value = value.into_string().map_err(|_| ConfigError::NotText {
+                origin: name.clone(),
+            })?;
+            variables.push((name, Secret(value)));
+        }
+        Ok(variables)
     }
 
     /// The strongest source's value, read by the setting's parser.
@@ -272,6 +313,37 @@ fn switch(value: &str) -> Result<bool, &'static str> {
         "on" | "true" | "1" | "auto" => Ok(true),
         "off" | "false" | "0" => Ok(false),
         _ => Err("`on` or `off`"),
+    }
+}
+
+fn megabytes(value: &str) -> Result<u64, &'static str> {
+    match value.trim().parse::<u64>() {
+        Ok(megabytes @ 1..=65536) => Ok(megabytes * 1024 * 1024),
+        _ => Err("a whole number from 1 to 65536"),
+    }
+}
+
+fn names(value: &str) -> Result<Vec<String>, &'static str> {
+    let names = value
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
+    names
+        .map(|name| match name.contains(['=', '\0']) {
+            true => {
+                Err("names of environment variables, separated by commas (without their values)")
+            }
+            false => Ok(name.to_owned()),
+        })
+        .collect()
+}
+
+fn widgets(value: &str) -> Result<WidgetBridge, &'static str> {
+    match value.trim().to_ascii_lowercase().as_str() {
+        "auto" => Ok(WidgetBridge::Auto),
+        "on" => Ok(WidgetBridge::On),
+        "off" => Ok(WidgetBridge::Off),
+        _ => Err("`auto`, `on` or `off`"),
     }
 }
 
@@ -418,6 +490,24 @@ mod tests {
     }
 
     #[test]
+    fn forwarded_variables_are_read_by_name_and_not_shown() {
+        let settings = from_env(&[
+            ("COLAB_KERNEL_FORWARD_ENV", "HF_TOKEN, MISSING,"),
+            ("HF_TOKEN", "s3cret"),
+        ])
+        .unwrap();
+        let names: Vec<&str> = settings
+            .forward_env
+            .iter()
+            .map(|(name, _)| &**name)
+            .collect();
+        assert_eq!(names, ["HF_TOKEN"]);
+        assert!(!format!("{settings:?}").contains("s3cret"));
+        assert!(from_env(&[("COLAB_KERNEL_FORWARD_ENV", "A=b")]).is_err());
+        assert!(from_env(&[("COLAB_KERNEL_JOURNAL_MB", "0")]).is_err());
+    }
+
+    #[test]
     fn defaults_are_the_real_service_and_nothing_else() {
         let settings = from_env(&[]).unwrap();
         assert_eq!(
@@ -431,6 +521,9 @@ mod tests {
                 runtime: RuntimeChoice::Any,
                 backend: BackendKind::Mcp,
                 companion: true,
+                journal_bytes: 64 * 1024 * 1024,
+                forward_env: Vec::new(),
+                widgets: WidgetBridge::Auto,
                 log: None,
                 state_dir: PathBuf::from("/s"),
             }

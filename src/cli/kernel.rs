@@ -11,6 +11,8 @@ use anyhow::anyhow;
 use super::terminal;
 use crate::auth::{Credentials, Environment};
 use crate::backend::Backend;
+use crate::colab::companion::CompanionSettings;
+use crate::colab::companion::page::Page;
 use crate::colab::mcp::Client;
 use crate::colab::runtime::BackendSettings;
 use crate::colab::session::ColabBackend;
@@ -57,11 +59,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         backend: args.backend,
     })?;
     let connection = ConnectionInfo::load(&args.connection_file)?;
-    logging::start(
-        &settings,
-        "kernel",
-        settings.token.clone().into_iter().collect(),
-    )?;
+    logging::start(&settings, "kernel", secrets(&settings))?;
     report_panics();
     super::block_on(async {
         let options = Options {
@@ -69,6 +67,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         };
         Ok(kernel::run(connection, backend(settings)?, options).await?)
     })
+}
+
+/// What must not be in the log.
+fn secrets(settings: &Settings) -> Vec<Secret> {
+    let forwarded = settings.forward_env.iter().map(|(_, value)| value.clone());
+    settings
+        .token
+        .clone()
+        .into_iter()
+        .chain(forwarded)
+        .collect()
 }
 
 /// The backend that the settings ask for. It contacts nothing yet.
@@ -80,10 +89,20 @@ fn backend(settings: Settings) -> anyhow::Result<impl Backend> {
         Environment::from_process(),
     );
     let client = Client::new(settings.endpoint, Arc::new(credentials))?;
+    let forwarded = settings.forward_env.into_iter();
+    let companion = settings.companion.then(|| CompanionSettings {
+        journal_bytes: settings.journal_bytes,
+        forwarded: Page::new(
+            forwarded
+                .map(|(name, value)| (name, value.into_inner()))
+                .collect(),
+        ),
+    });
     let wanted = BackendSettings {
         accelerator: settings.accelerator,
         highmem: settings.highmem,
         runtime: settings.runtime,
+        companion,
     };
     Ok(ColabBackend::new(client, wanted))
 }

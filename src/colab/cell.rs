@@ -23,6 +23,35 @@ use crate::backend::{BackendError, Cell, ErrorName, Event, Exception, JsonMap, O
 /// How long the fetching of one rich output may take.
 const FETCH_LIMIT: Duration = Duration::from_secs(60);
 
+/// What of a cell was shown before its result came.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Shown {
+    /// How many outputs with more than text.
+    pub rich: usize,
+    /// Whether the value of its last expression.
+    pub result: bool,
+    /// Whether its exception.
+    pub error: bool,
+}
+
+impl Shown {
+    /// Notes what is about to be shown.
+    pub fn note(&mut self, event: &Event) {
+        match event {
+            Event::DisplayData { data, .. } => self.note_bundle(data),
+            Event::ExecuteResult { data, .. } => {
+                self.result = true;
+                self.note_bundle(data);
+            }
+            _ => {}
+        }
+    }
+
+    fn note_bundle(&mut self, data: &JsonMap) {
+        self.rich += usize::from(data.keys().any(|mime| mime != "text/plain"));
+    }
+}
+
 /// The run of one cell.
 pub(super) struct Run<'a, S: Service> {
     pub backend: &'a ColabBackend<S>,
@@ -41,7 +70,7 @@ impl<S: Service> Run<'_, S> {
                 session = self.backend.open(self.waiting, avoid.clone()) => session?,
             };
             let (session, lost) = match self.prepare(session, cell).await {
-                Ok(session) => match self.run(&session, cell).await {
+                Ok(session) => match self.run_prepared(&session, cell).await {
                     Ok(outcome) => return outcome,
                     Err(lost) => (session, lost),
                 },
@@ -58,12 +87,27 @@ impl<S: Service> Run<'_, S> {
         }
     }
 
+    async fn run_prepared(
+        &self,
+        session: &OpenSession,
+        cell: &Cell,
+    ) -> Result<Result<Outcome, BackendError>, Lost> {
+        match session.companion.here() {
+            Some(companion) => self.live(session, cell, companion).await,
+            None => self.run(session, cell).await,
+        }
+    }
+
     /// Runs what has to go before the cell on this session.
     async fn prepare(
         &self,
         session: OpenSession,
         cell: &Cell,
     ) -> Result<OpenSession, (OpenSession, Lost)> {
+        let session = self.with_companion(session).await?;
+        if session.companion.here().is_some() {
+            return Ok(session);
+        }
         let code = if !session.prepared {
             self.waiting.notice("Preparing the Colab session").await;
             helper::preparation(&self.backend.state().setup)
@@ -115,11 +159,7 @@ impl<S: Service> Run<'_, S> {
         };
         let shape = self.backend.state().shape;
         let mut publisher = Publisher::new(Some(self.waiting.events.clone()), shape);
-        if self.backend.state().lost {
-            publisher.preface(
-                "this cell runs in a new Colab session: the variables of earlier cells are gone",
-            );
-        }
+        self.preface(&mut publisher);
         let reply = self
             .execution(session)
             .run(code, &mut publisher, true)
@@ -141,18 +181,31 @@ impl<S: Service> Run<'_, S> {
                 return Err(lost);
             }
         };
-        let outcome = self.settle(session, cell, reply, &mut publisher).await;
+        let nothing = Shown::default();
+        let outcome = self
+            .settle(session, cell, reply, &mut publisher, &nothing)
+            .await;
         self.backend.state().shape = publisher.shape();
         Ok(outcome)
     }
 
-    /// Publishes what the result adds.
-    async fn settle(
+    /// What is to be said before the cell's own output.
+    pub(super) fn preface(&self, publisher: &mut Publisher) {
+        if self.backend.state().lost {
+            publisher.preface(
+                "this cell runs in a new Colab session: the variables of earlier cells are gone",
+            );
+        }
+    }
+
+    /// Publishes what the result adds to what was shown.
+    pub(super) async fn settle(
         &self,
         session: &OpenSession,
         cell: &Cell,
         reply: Reply,
         publisher: &mut Publisher,
+        shown: &Shown,
     ) -> Result<Outcome, BackendError> {
         let Reply {
             result,
@@ -177,17 +230,15 @@ impl<S: Service> Run<'_, S> {
                 .say("the connection was lost and Colab ran this cell again: what it does may have been done twice")
                 .await;
         }
-        let bundles = self.bundles(session, &result, publisher).await;
-        for event in bundle::outputs(bundles, &result.result, told) {
+        let bundles = self.bundles(session, &result, publisher, shown.rich).await;
+        let value = if shown.result { "" } else { &result.result };
+        for event in bundle::outputs(bundles, value, told) {
             publisher.send(event).await;
         }
         let stopped = reattached && !interrupted;
         let exception = match result.execution_error {
             Some(error) if stopped && error.name == "KeyboardInterrupt" => {
-                return Err(BackendError::new(
-                    ErrorName::ColabCellStopped,
-                    "The connection to Colab was lost and Colab stopped this cell because of that. Variables are kept. Run the cell again if it is safe to repeat.",
-                ));
+                return Err(names::cell_stopped());
             }
             Some(error) => {
                 let traceback = if error.traceback.is_empty() {
@@ -200,7 +251,9 @@ impl<S: Service> Run<'_, S> {
                     evalue: error.value,
                     traceback,
                 };
-                publisher.send(Event::Error(exception.clone())).await;
+                if !shown.error {
+                    publisher.send(Event::Error(exception.clone())).await;
+                }
                 Some(exception)
             }
             None => None,
@@ -248,7 +301,7 @@ impl<S: Service> Run<'_, S> {
                 self.backend.forget_runtime(&session.runtime.name);
                 Err(names::runtime_lost(&names::said(&status)))
             }
-            Lost::Session => {
+            Lost::Session | Lost::Ended => {
                 self.backend.lose_session();
                 Err(names::session_lost())
             }
@@ -267,9 +320,11 @@ impl<S: Service> Run<'_, S> {
         session: &OpenSession,
         result: &ExecuteCodeResult,
         publisher: &mut Publisher,
+        shown: usize,
     ) -> Vec<Bundle> {
         let mut outputs: Vec<&RichOutput> = result.rich_outputs.iter().collect();
         outputs.sort_by_key(|output| output.index);
+        outputs.drain(..shown.min(outputs.len()));
         if outputs.is_empty() && result.rich_outputs_dropped && !session.told_no_capture {
             self.backend
                 .update(&session.name, |session| session.told_no_capture = true);
@@ -320,7 +375,7 @@ impl<S: Service> Run<'_, S> {
     }
 
     /// The runtime's proxy, with a new token.
-    async fn connection(&self, session: &OpenSession) -> Result<ConnectionInfo, String> {
+    pub(super) async fn connection(&self, session: &OpenSession) -> Result<ConnectionInfo, String> {
         let runtime = self
             .backend
             .service
@@ -336,7 +391,7 @@ impl<S: Service> Run<'_, S> {
         Ok(info)
     }
 
-    fn execution<'a>(&'a self, session: &'a OpenSession) -> Execution<'a, S> {
+    pub(super) fn execution<'a>(&'a self, session: &'a OpenSession) -> Execution<'a, S> {
         Execution {
             service: &self.backend.service,
             waiting: self.waiting,
@@ -348,7 +403,7 @@ impl<S: Service> Run<'_, S> {
     }
 
     /// The session as it is known now.
-    fn current(&self, session: OpenSession) -> OpenSession {
+    pub(super) fn current(&self, session: OpenSession) -> OpenSession {
         let state = self.backend.state();
         match &state.session {
             Some(current) if current.name == session.name => current.clone(),
@@ -357,7 +412,7 @@ impl<S: Service> Run<'_, S> {
     }
 
     /// Notes the number that a run got. Returns whether it shows that Colab has opened the session anew in between.
-    async fn count(&self, session: &OpenSession, result: &ExecuteCodeResult) -> bool {
+    pub(super) async fn count(&self, session: &OpenSession, result: &ExecuteCodeResult) -> bool {
         if session.came_to_nothing(result) {
             return false;
         }
@@ -396,7 +451,7 @@ impl<S: Service> Run<'_, S> {
     }
 
     /// Notes a run whose number is not known.
-    fn count_untold(&self, session: &OpenSession) {
+    pub(super) fn count_untold(&self, session: &OpenSession) {
         self.backend
             .update(&session.name, |session| session.untold_runs += 1);
     }

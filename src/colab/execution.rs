@@ -8,6 +8,7 @@
 //!   stream is closed, which is the cancellation in MCP 2026-07-28. Neither is done twice, so that the next cell is not hit.
 //! * Before a call is repeated, `list_sessions` tells whether the session is still there; a lost one is never recreated silently.
 
+use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::api::{ExecuteCode, ExecuteCodeResult};
 use super::mcp::CallEvent;
+use super::mcp::Progress as Told;
 use super::mcp::errors::{Code, Origin, Status};
 use super::names::{Verdict, verdict};
 use super::retry;
@@ -54,6 +56,58 @@ pub struct Execution<'a, S> {
     pub behind_a_stop: bool,
 }
 
+/// What becomes of a call's text, and who decides whether the call may be made again.
+pub trait Listener: Send {
+    /// The call has been handed to the service.
+    fn submitted(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// Text has come.
+    fn progress(&mut self, progress: Told) -> impl Future<Output = ()> + Send;
+
+    /// The call is repeated: what comes next may have come before.
+    fn reattach(&mut self);
+
+    /// Whether the cell shows something.
+    fn has_published(&self) -> bool;
+
+    /// Whether a call whose answer was lost may be repeated.
+    fn may_repeat(&mut self) -> impl Future<Output = Repeat> + Send;
+}
+
+/// Whether a call may be repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repeat {
+    /// It may: the code goes on, never began, or nobody knows.
+    Yes,
+    /// The code has ended: a repeated call would run it again.
+    Ended,
+    /// The kernel is gone.
+    Lost,
+}
+
+/// Over `execute_code` alone nobody knows.
+impl Listener for Publisher {
+    async fn submitted(&mut self) {
+        Publisher::submitted(self).await;
+    }
+
+    async fn progress(&mut self, progress: Told) {
+        Publisher::progress(self, progress).await;
+    }
+
+    fn reattach(&mut self) {
+        Publisher::reattach(self);
+    }
+
+    fn has_published(&self) -> bool {
+        Publisher::has_published(self)
+    }
+
+    async fn may_repeat(&mut self) -> Repeat {
+        Repeat::Yes
+    }
+}
+
 /// A call that came back.
 #[derive(Debug)]
 pub struct Reply {
@@ -86,6 +140,8 @@ pub enum Lost {
     },
     /// The session is gone.
     Session,
+    /// The code has ended, but the answer was lost: the listener knows how.
+    Ended,
     /// The service will not run it.
     Failed(Status),
     /// The service has not answered for too long. `sent`: the code may have run all the same.
@@ -124,7 +180,7 @@ impl<S: Service> Execution<'_, S> {
     pub async fn run(
         &self,
         code: String,
-        publisher: &mut Publisher,
+        publisher: &mut impl Listener,
         announce: bool,
     ) -> Result<Reply, Lost> {
         let mut call = ExecuteCode {
@@ -181,7 +237,11 @@ impl<S: Service> Execution<'_, S> {
             // A notice that stands there again is taken away when the call is made.
             so_far.announced &= !(announce && std::mem::take(&mut patience.noticed));
             if so_far.sent {
-                publisher.reattach();
+                match publisher.may_repeat().await {
+                    Repeat::Yes => publisher.reattach(),
+                    Repeat::Ended => return Err(Lost::Ended),
+                    Repeat::Lost => return Err(Lost::Session),
+                }
             }
         }
     }
@@ -199,7 +259,7 @@ impl<S: Service> Execution<'_, S> {
     async fn attempt(
         &self,
         call: &ExecuteCode,
-        publisher: &mut Publisher,
+        publisher: &mut impl Listener,
         so_far: &mut Progress,
     ) -> Attempt {
         let since = Instant::now();
@@ -253,8 +313,8 @@ impl<S: Service> Execution<'_, S> {
     /// Publishes text; `false` if the front-end did not take it before an interrupt's time was up.
     async fn publish(
         &self,
-        publisher: &mut Publisher,
-        progress: super::mcp::Progress,
+        publisher: &mut impl Listener,
+        progress: Told,
         deadline: &mut Option<Instant>,
     ) -> bool {
         let mut publishing = pin!(publisher.progress(progress));
@@ -276,7 +336,7 @@ impl<S: Service> Execution<'_, S> {
         mut status: Status,
         patience: &mut Patience,
         so_far: &Progress,
-        publisher: &Publisher,
+        publisher: &impl Listener,
     ) -> Result<(), Lost> {
         loop {
             if !std::mem::take(&mut patience.at_once) {

@@ -5,6 +5,9 @@
 //! * A helper is one expression over a namespace of its own: it leaves no name in the user's, and it prints nothing.
 //! * The user's text goes in as a string literal, never by pasting it into code.
 
+/// What every helper has in its text, so that the kernel's history tells it from the user's cells.
+pub const MARKER: &str = "colab_kernel_helper";
+
 /// Code that runs `source` as a front-end's uncounted code: in the user's namespace, without a number of its own, and with its
 /// exception as the call's exception.
 pub fn uncounted(source: &str) -> String {
@@ -133,7 +136,7 @@ guard_page(PAGE_SENTENCE)
 
 /// One expression that runs `code` in a namespace with these names.
 pub(super) fn wrapped(code: &str, names: &[(&str, String)]) -> String {
-    let mut namespace = r#""__name__": "colab_kernel_helper""#.to_owned();
+    let mut namespace = format!(r#""__name__": "{MARKER}""#);
     for (name, value) in names {
         namespace.push_str(&format!(r#", "{name}": {value}"#));
     }
@@ -141,7 +144,7 @@ pub(super) fn wrapped(code: &str, names: &[(&str, String)]) -> String {
 }
 
 /// A Python string literal of this text. JSON's escapes are Python's, and serde_json writes everything else as it is.
-fn literal(text: &str) -> String {
+pub(super) fn literal(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 

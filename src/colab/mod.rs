@@ -9,14 +9,18 @@
 //! through [`service`]. [`session::ColabBackend`] is the [`crate::backend::Backend`].
 
 pub mod api;
+mod beside;
 pub mod bundle;
 mod cell;
 pub mod companion;
 pub mod execution;
 pub mod files;
 pub mod helper;
+pub mod ledger;
+mod live;
 pub mod mcp;
 pub mod names;
+mod own;
 pub mod progress;
 pub mod reconcile;
 pub mod retry;

@@ -146,6 +146,14 @@ pub fn session_recreated() -> BackendError {
     )
 }
 
+/// The service has stopped the cell because its connection was lost.
+pub fn cell_stopped() -> BackendError {
+    BackendError::new(
+        ErrorName::ColabCellStopped,
+        "The connection to Colab was lost and Colab stopped this cell because of that. Variables are kept. Run the cell again if it is safe to repeat.",
+    )
+}
+
 /// The wait ended by the user's wish, with nothing submitted.
 pub fn interrupted_before() -> BackendError {
     BackendError::new(

@@ -5,6 +5,7 @@
 //! where none can be used or the user asked for a new one; what was chosen, and why, is said in one line.
 
 use super::api::{Runtime, RuntimeSpec, SpecKey};
+use super::companion::CompanionSettings;
 use super::mcp::errors::{Code, Status};
 use super::names::{self, reason};
 use super::service::Service;
@@ -20,6 +21,8 @@ pub struct BackendSettings {
     pub highmem: bool,
     /// Which runtime.
     pub runtime: RuntimeChoice,
+    /// Whether, and how, the session's kernel is reached beside `execute_code`.
+    pub companion: Option<CompanionSettings>,
 }
 
 /// Which runtime cells run on.
@@ -366,6 +369,7 @@ mod tests {
             accelerator: accelerator.map(str::to_owned),
             highmem,
             runtime: RuntimeChoice::Any,
+            companion: None,
         })
     }
 

@@ -17,16 +17,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::api::{ExecuteCodeResult, Runtime};
 use super::cell::Run;
+use super::companion::Companion;
 use super::files::Files;
+use super::live::Tail;
 use super::mcp::errors::Code;
 use super::names;
+use super::own;
 use super::progress::Shape;
 use super::retry;
 use super::runtime::{self, BackendSettings, Memory, RuntimeChoice};
+use super::runtime_http::RuntimeHttp;
 use super::service::Service;
 use super::waiting::Waiting;
 use crate::backend::{
-    Backend, BackendError, Cell, EventSender, Message, Origin, Outcome, Question,
+    self, Backend, BackendError, Cell, EventSender, Message, Origin, Outcome, Question,
 };
 
 /// How long a running cell may take to end at shutdown before its session is deleted all the same.
@@ -39,6 +43,7 @@ pub struct ColabBackend<S: Service> {
     pub(super) service: S,
     pub(super) settings: BackendSettings,
     pub(super) files: Files,
+    pub(super) http: RuntimeHttp,
     state: Mutex<State>,
     /// Whether a cell runs.
     busy: watch::Sender<bool>,
@@ -67,6 +72,10 @@ pub(super) struct State {
     owned: Vec<String>,
     /// The running cell's interrupt.
     stop: Option<CancellationToken>,
+    /// The call of the last cell, if it goes on.
+    tail: Option<Tail>,
+    /// Where goes what runs outside of cells.
+    background: Option<EventSender>,
 }
 
 /// What the execution counts of this service are worth.
@@ -104,6 +113,32 @@ pub(super) struct OpenSession {
     pub guarded: bool,
     /// Whether the user was told that rich outputs are not handed over.
     pub told_no_capture: bool,
+    /// Whether its kernel is reached beside `execute_code`.
+    pub companion: Beside,
+    /// Whether a cell has run with the companion.
+    pub companion_proven: bool,
+}
+
+/// Whether a session has a companion.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Beside {
+    /// Nobody has tried.
+    #[default]
+    Untried,
+    /// It has.
+    Here(Companion),
+    /// It cannot be had.
+    Absent,
+}
+
+impl Beside {
+    /// The companion, if there is one.
+    pub fn here(&self) -> Option<&Companion> {
+        match self {
+            Self::Here(companion) => Some(companion),
+            Self::Untried | Self::Absent => None,
+        }
+    }
 }
 
 impl OpenSession {
@@ -119,6 +154,8 @@ impl OpenSession {
             stopping: false,
             guarded: false,
             told_no_capture: false,
+            companion: Beside::Untried,
+            companion_proven: false,
         }
     }
 
@@ -142,6 +179,7 @@ impl<S: Service> ColabBackend<S> {
             service,
             settings,
             files: Files::new(),
+            http: RuntimeHttp::new(),
             state: Mutex::default(),
             busy: watch::Sender::new(false),
         }
@@ -261,6 +299,34 @@ impl<S: Service> ColabBackend<S> {
         }
     }
 
+    /// Keeps the call of a cell that has ended without it.
+    pub(super) fn keep_tail(&self, tail: Tail) {
+        self.state().tail = Some(tail);
+    }
+
+    /// The call of the last cell, if it goes on.
+    pub(super) fn take_tail(&self) -> Option<Tail> {
+        self.state().tail.take()
+    }
+
+    /// Where goes what runs outside of cells.
+    pub(super) fn background(&self) -> EventSender {
+        // Without a kernel that has asked for it, nobody listens.
+        let background = self.state().background.clone();
+        background.unwrap_or_else(|| backend::events().0)
+    }
+
+    /// The session goes on as text.
+    pub(super) fn drop_companion(&self, name: &str) {
+        self.update(name, |session| session.companion = Beside::Absent);
+    }
+
+    /// The open session's companion.
+    fn companion(&self) -> Option<Companion> {
+        let state = self.state();
+        state.session.as_ref()?.companion.here().cloned()
+    }
+
     fn own(&self, name: &str) {
         let mut state = self.state();
         if !state.owned.iter().any(|owned| owned == name) {
@@ -294,6 +360,11 @@ impl<S: Service> Backend for ColabBackend<S> {
             user_expressions: super::cell::refused_expressions(&cell),
             ..Outcome::default()
         };
+        if !cell.store_history
+            && let Some(companion) = self.companion()
+        {
+            return self.run_own(&companion, cell, &events).await;
+        }
         // Silent code has nothing to show, and a session is not opened for uncounted code.
         if cell.silent || !(cell.store_history || self.has_session()) {
             return Ok(idle);
@@ -311,20 +382,30 @@ impl<S: Service> Backend for ColabBackend<S> {
         })
     }
 
-    fn attach(&self, _background: EventSender) {}
+    fn attach(&self, background: EventSender) {
+        self.state().background = Some(background);
+    }
 
     async fn comm(
         &self,
-        _message: Message,
-        _origin: Origin,
-        _interrupt: CancellationToken,
-        _events: EventSender,
+        message: Message,
+        origin: Origin,
+        interrupt: CancellationToken,
+        events: EventSender,
     ) -> bool {
-        false
+        let Some(companion) = self.companion().filter(|companion| !companion.is_lost()) else {
+            return false;
+        };
+        self.background().settled().await;
+        let activity = companion.comm(message, origin);
+        own::attend(&companion, activity, &interrupt, &events)
+            .await
+            .is_some()
     }
 
-    async fn ask(&self, _question: Question, _content: Box<RawValue>) -> Option<Box<RawValue>> {
-        None
+    async fn ask(&self, question: Question, content: Box<RawValue>) -> Option<Box<RawValue>> {
+        let companion = self.companion().filter(|companion| !companion.is_lost())?;
+        own::ask(&companion, question, &content).await
     }
 
     fn has_session(&self) -> bool {
@@ -337,8 +418,14 @@ impl<S: Service> Backend for ColabBackend<S> {
 
     fn next_execution_count(&self) -> u32 {
         let state = self.state();
-        // The run that prepares a new session counts as well.
+        // The run that prepares a new session counts as well, where it goes through `execute_code`.
+        let is_beside = match &state.session {
+            Some(session) => session.companion.here().is_some(),
+            None => self.settings.companion.is_some(),
+        };
         let next = match &state.session {
+            Some(session) if is_beside => session.expected_count(),
+            None if is_beside => 1,
             Some(session) => session.expected_count() + i64::from(!session.prepared),
             None => 1 + i64::from(!state.setup.is_empty()),
         };

@@ -61,11 +61,21 @@ impl Publisher {
         !self.record.is_empty()
     }
 
+    /// How many bytes of each stream were published.
+    pub(super) fn published(&self) -> [usize; 2] {
+        [self.record.len(0), self.record.len(1)]
+    }
+
     /// Publishes the text of a notification.
     pub async fn progress(&mut self, progress: Progress) {
-        for chunk in self.decoder.decode(progress) {
+        for chunk in self.decode(progress) {
             self.take(chunk).await;
         }
+    }
+
+    /// The text of a notification, unpublished.
+    pub(super) fn decode(&mut self, progress: Progress) -> Vec<Chunk> {
+        self.decoder.decode(progress)
     }
 
     /// The call is repeated: what comes next may have come before.
@@ -116,7 +126,8 @@ impl Publisher {
         }
     }
 
-    async fn take(&mut self, chunk: Chunk) {
+    /// Publishes text that may have been published before the call was repeated.
+    pub(super) async fn take(&mut self, chunk: Chunk) {
         let Some(replay) = &mut self.replay else {
             return self.publish(chunk).await;
         };
@@ -125,7 +136,8 @@ impl Publisher {
         }
     }
 
-    async fn publish(&mut self, chunk: Chunk) {
+    /// Publishes text that is known to be new.
+    pub(super) async fn publish(&mut self, chunk: Chunk) {
         if chunk.text.is_empty() || self.events.is_none() {
             return;
         }

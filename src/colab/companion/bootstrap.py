@@ -29,14 +29,12 @@ MARK = "_colab_kernel_companion"  # the kernel's attribute that holds what is in
 
 def install(count=1, limit=64 << 20, marker=None):
     """Returns the journal's id. `count` is the notebook's next number, `limit` the journal's size in bytes; counted cells that
-    contain `marker` are ours and not the user's."""
+    contain `marker` are ours and not the user's. Where the user has run one, the kernel's counter stands."""
     shell = get_ipython()
     companion = getattr(shell.kernel, MARK, None) or Companion(shell.kernel)
     setattr(shell.kernel, MARK, companion)
-    companion.limit = limit
-    companion.attach()
+    companion.attach(limit)
     cells = shell.history_manager.input_hist_raw[1:]
-    # The notebook shows the number of a cell of the user already, so then the kernel's counter stands.
     if all(marker is not None and marker in cell for cell in cells):
         if cells:  # a counter that goes back within one history session makes IPython complain in the user's first cell
             shell.history_manager.reset()
@@ -56,10 +54,10 @@ class Companion:
         self.wrappers = [(kernel.iopub_thread, "_really_send", self.really_send), (kernel.session, "send", self.send)]
         self.wrappers += [(kernel, name, functools.partial(self.ask, name)) for name in ("raw_input", "getpass")]
         self.native = {name: getattr(owner, name, None) for owner, name, _ in self.wrappers}
-        requests = (self.status, self.replay, self.ack, self.answer, self.uninstall)
+        requests = (self.status, self.replay, self.ack, self.answer, self.environ, self.uninstall)
         self.handlers = {f"ck_{answer.__name__}_request": functools.partial(self.handle, answer) for answer in requests}
 
-    def attach(self):
+    def attach(self, limit):
         """Puts the wrappers in place. Every step can be repeated, so the next install mends one that was interrupted."""
         for owner, name, wrapper in self.wrappers:
             with contextlib.suppress(AttributeError):
@@ -69,7 +67,7 @@ class Companion:
         wrapped = getattr(self.kernel.iopub_thread, "_really_send", None) == self.really_send
         self.numbering = "thread" if wrapped and self.native["_really_send"] else "send"
         self.kernel.control_handlers.update(self.handlers)
-        self.active = True
+        self.active, self.limit = True, limit
 
     def uninstall(self, content):
         """Takes everything out. A wrapper that somebody has wrapped since then stays, and passes everything on."""
@@ -112,8 +110,7 @@ class Companion:
             head = frames[2][: frames[2].rindex(b"}")]  # fails where messages are not packed as JSON
             with self.lock:
                 n = self.last + 1
-                # At the end, so that a key of this name in the user's own metadata does not count.
-                head += b'"ck":' if head.strip() == b"{" else b',"ck":'
+                head += b'"ck":' if head.strip() == b"{" else b',"ck":'  # behind the user's own, should there be one
                 frames[2] = head + b'{"n":%d,"journal":"%s"}}' % (n, self.id.encode())
                 self.journal[n] = size, frames
                 self.last = n
@@ -169,6 +166,9 @@ class Companion:
     def ack(self, content):
         return {"acknowledged": whole(content, "ack")}, []
 
+    def environ(self, content):
+        return os.environ.update(content["variables"]) or {}, []
+
     def status(self, content):
         """With the table's entries that had not ended before the number `since`."""
         since = whole(content, "since", 0)
@@ -217,8 +217,7 @@ class Companion:
             while self.active and os.getpid() == self.owner and "native" not in answer:
                 if time.monotonic() >= due:
                     self.session.send(self.kernel.iopub_socket, "ck_input_request", question, parent=self.parent)
-                    # Ever more seldom: each takes room in the journal, and the prompt may stand overnight.
-                    due, pause = time.monotonic() + pause, min(2 * pause, 30)
+                    due, pause = time.monotonic() + pause, min(2 * pause, 30)  # each takes room in the journal
                 if not main:
                     time.sleep(0.01)  # two threads cannot share the socket; the answer comes on the control channel
                 elif self.kernel.stdin_socket.poll(10):

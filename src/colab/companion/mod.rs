@@ -1,11 +1,465 @@
 //! The companion: the session's own kernel, reached through the runtime's Jupyter server beside `execute_code`.
 //!
 //! [`find`] tells which kernel is ours, [`rest`] asks the server, [`channels`] speaks to the kernel and [`wire`] says how its
-//! messages look on a WebSocket.
+//! messages look on a WebSocket. [`link`] keeps one connection up; over it `bootstrap.py` is installed, which numbers and journals
+//! what the kernel publishes. [`journal`] reads that in order, from [`sequence`], and [`activity`] hands it to what runs;
+//! [`events`] puts it in the backend's words, and [`page`] answers what code asks of Colab's web page. [`Companion`] is all of
+//! it. It is a gain, never a need: where it cannot be had, cells run as text over `execute_code`.
 
+pub mod activity;
 pub mod channels;
+pub mod events;
 pub mod find;
+pub mod journal;
+pub mod link;
+pub mod page;
 mod pulse;
 mod pump;
 pub mod rest;
+pub mod sequence;
 pub mod wire;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use self::activity::{Activity, ExecuteReply, Expect, Routes};
+use self::journal::{Journal, Reader};
+use self::link::{Address, Away, Health, Link, Target};
+use self::page::Page;
+use self::wire::{Channel, Message};
+use super::api::ConnectionInfo;
+use super::helper;
+use super::runtime_http::RuntimeHttp;
+use crate::backend::{self, EventSender, InputAnswer, Origin};
+
+const BOOTSTRAP: &str = include_str!("bootstrap.py");
+
+/// The journal's size, where nothing else is asked for.
+pub const JOURNAL_BYTES: u64 = 64 * 1024 * 1024;
+
+/// How long the whole way to an installed bootstrap may take: a session's kernel may be starting.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// How long an interrupt may take to be answered before it is sent in the other way.
+const INTERRUPT_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the user wants of the companion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompanionSettings {
+    /// The size of the journal in bytes.
+    pub journal_bytes: u64,
+    /// Local variables that code on Colab gets, by name.
+    pub forwarded: Page,
+}
+
+/// Where to begin.
+pub(super) struct Setup {
+    pub http: RuntimeHttp,
+    /// The runtime's proxy, as it is known now.
+    pub info: ConnectionInfo,
+    /// How to learn it anew.
+    pub address: Address,
+    /// The kernel's id.
+    pub kernel: String,
+    /// Where goes what runs outside of cells.
+    pub background: EventSender,
+    /// The number that the next cell shall get, where no cell of the user has run.
+    pub count: u32,
+    pub settings: CompanionSettings,
+}
+
+/// The session's kernel, with the bootstrap in it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Companion {
+    link: Link,
+    journal: Journal,
+    routes: Arc<Routes>,
+    http: RuntimeHttp,
+    address: Shown,
+    kernel: Arc<str>,
+    id: Arc<str>,
+}
+
+/// An [`Address`] that can be shown.
+#[derive(Clone)]
+struct Shown(Address);
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Address")
+    }
+}
+
+/// Code that is run by a request of our own.
+#[derive(Debug, Clone)]
+pub struct OwnRequest {
+    /// The source.
+    pub code: String,
+    /// Whether nothing of it is published.
+    pub silent: bool,
+    /// Whether it may ask for input.
+    pub allow_stdin: bool,
+    /// Expressions to evaluate afterwards.
+    pub user_expressions: backend::JsonMap,
+}
+
+impl Companion {
+    /// Connects to the kernel and installs the bootstrap. The error says why not, in words for the log.
+    pub(super) async fn start(setup: Setup) -> Result<Self, String> {
+        timeout(START_LIMIT, Self::try_start(setup))
+            .await
+            .map_err(|_| "the session's kernel did not answer in time".to_owned())?
+    }
+
+    async fn try_start(setup: Setup) -> Result<Self, String> {
+        let target = Target {
+            http: setup.http.clone(),
+            address: setup.address.clone(),
+            kernel: setup.kernel.clone(),
+        };
+        let (link, inbox) = Link::open(target, &setup.info)
+            .await
+            .map_err(|error| error.to_string())?;
+        let call = format!(
+            "\ninstall(count={}, limit={}, marker={})\n",
+            setup.count,
+            setup.settings.journal_bytes,
+            helper::literal(helper::MARKER),
+        );
+        let code = format!(
+            "exec(compile({}, '<colab-kernel>', 'exec'), {{'__name__': 'colab_kernel_companion'}})",
+            helper::literal(&format!("{BOOTSTRAP}{call}")),
+        );
+        let reply = run_silently(&link, &code)
+            .await
+            .map_err(|away| away.to_string())?;
+        if reply.status.as_deref() == Some("error") {
+            return Err(format!(
+                "the bootstrap failed: {}: {}",
+                reply.ename, reply.evalue
+            ));
+        }
+        let status = status(&link).await?;
+        let variables = setup.settings.forwarded.secrets();
+        if !variables.is_empty() {
+            let variables: serde_json::Map<String, Value> = variables
+                .iter()
+                .map(|(name, value)| (name.clone(), value.as_str().into()))
+                .collect();
+            let content = json!({"variables": variables});
+            let request = Message::new(
+                Channel::Control,
+                link.session(),
+                "ck_environ_request",
+                &content,
+            );
+            if link
+                .request(request)
+                .await
+                .map_err(|away| away.to_string())?
+                .content::<Standing>()
+                .is_err()
+            {
+                tracing::warn!("the variables of COLAB_KERNEL_FORWARD_ENV could not be set");
+            }
+        }
+        link.arm();
+        let routes = Arc::new(Routes::default());
+        let journal = Journal::start(Reader {
+            link: link.clone(),
+            inbox,
+            routes: routes.clone(),
+            background: setup.background,
+            page: setup.settings.forwarded,
+            id: status.journal.clone(),
+            position: status.last,
+        });
+        tracing::info!(numbering = status.numbering, "the companion is installed");
+        Ok(Self {
+            link,
+            journal,
+            routes,
+            http: setup.http,
+            address: Shown(setup.address),
+            kernel: setup.kernel.into(),
+            id: status.journal.into(),
+        })
+    }
+
+    /// How the connection is.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.link.health()
+    }
+
+    /// Whether the kernel is still the one with our bootstrap.
+    pub fn is_lost(&self) -> bool {
+        matches!(*self.link.health().borrow(), Health::Lost(_))
+    }
+
+    /// The reader of the journal.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Waits for the execution of this code, which the service is about to be given.
+    pub fn expect(&self, code: String, origin: Origin) -> Activity {
+        let after = self.journal.position();
+        self.routes.begin(Expect::Code(code), origin, after)
+    }
+
+    /// The service's number confirms that the running activity was the one adopted by us.
+    pub fn adopted_session(&self) -> Option<String> {
+        self.routes.adopted_session()
+    }
+
+    /// Learns by which session the service's requests are known.
+    pub fn confirm_service(&self, session: &str, is_ours: bool) {
+        self.routes.confirm_service(session, is_ours);
+    }
+
+    /// Runs code by a request of our own. The reply comes when the kernel has run it, or never if the connection is lost.
+    pub fn run(
+        &self,
+        request: OwnRequest,
+        origin: Origin,
+    ) -> (
+        Activity,
+        impl Future<Output = Result<ExecuteReply, Away>> + Send + use<>,
+    ) {
+        let content = json!({
+            "code": request.code,
+            "silent": request.silent,
+            "store_history": false,
+            "user_expressions": request.user_expressions,
+            "allow_stdin": request.allow_stdin,
+            "stop_on_error": false,
+        });
+        let message = Message::new(
+            Channel::Shell,
+            self.link.session(),
+            "execute_request",
+            &content,
+        );
+        let activity = self.begin_own(&message, origin);
+        let link = self.link.clone();
+        let reply = async move {
+            let reply = link.request(message).await?;
+            Ok(reply.content().unwrap_or_default())
+        };
+        (activity, reply)
+    }
+
+    /// Hands a comm message to the kernel.
+    pub fn comm(&self, message: backend::Message, origin: Origin) -> Activity {
+        let mut own = Message::new(
+            Channel::Shell,
+            self.link.session(),
+            &message.msg_type,
+            &message.content,
+        );
+        if !message.metadata.is_empty() {
+            own.metadata = serde_json::to_vec(&message.metadata)
+                .map_or_else(|_| own.metadata.clone(), Bytes::from);
+        }
+        own.buffers = message.buffers;
+        let activity = self.begin_own(&own, origin);
+        self.link.send(own);
+        activity
+    }
+
+    fn begin_own(&self, message: &Message, origin: Origin) -> Activity {
+        let id = message.id().unwrap_or_default();
+        let after = self.journal.position();
+        self.routes.begin(Expect::Own(id), origin, after)
+    }
+
+    /// Runs code of which nothing is shown.
+    pub async fn run_silently(&self, code: &str) -> Result<ExecuteReply, Away> {
+        run_silently(&self.link, code).await
+    }
+
+    /// Evaluates expressions, silently.
+    pub async fn evaluate(&self, expressions: &backend::JsonMap) -> Result<backend::JsonMap, Away> {
+        let reply = execute(&self.link, "", expressions).await?;
+        Ok(reply.user_expressions)
+    }
+
+    /// Asks the kernel, and returns the content of its reply.
+    pub async fn ask(
+        &self,
+        channel: Channel,
+        msg_type: &str,
+        content: &RawValue,
+    ) -> Result<Box<RawValue>, Away> {
+        for _ in 0..2 {
+            let message = Message::new(channel, self.link.session(), msg_type, &content);
+            let reply = self.link.request(message).await?;
+            let is_aborted = reply
+                .content::<ExecuteReply>()
+                .is_ok_and(|reply| reply.status.as_deref() == Some("aborted"));
+            if !is_aborted {
+                return reply.content().map_err(|_| Away);
+            }
+        }
+        Err(Away)
+    }
+
+    /// Interrupts whatever the kernel runs: on its control channel, or else through its server.
+    pub async fn interrupt(&self) {
+        let request = Message::new(
+            Channel::Control,
+            self.link.session(),
+            "interrupt_request",
+            &json!({}),
+        );
+        if let Ok(Ok(_)) = timeout(INTERRUPT_LIMIT, self.link.request(request)).await {
+            return;
+        }
+        let outcome = match (self.address.0)().await {
+            Ok(info) => rest::interrupt(&self.http, &info, &self.kernel)
+                .await
+                .map_err(|error| error.to_string()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = outcome {
+            tracing::info!(error, "the kernel could not be interrupted");
+        }
+    }
+
+    /// Answers a prompt, however long it takes to reach the kernel.
+    pub async fn answer(&self, key: &str, answer: InputAnswer) {
+        let content = match answer {
+            InputAnswer::Value(value) => json!({"key": key, "value": value}),
+            InputAnswer::Eof => json!({"key": key, "eof": true}),
+            InputAnswer::Refused(why) => json!({"key": key, "refused": why}),
+        };
+        let mut health = self.health();
+        loop {
+            let request = Message::new(
+                Channel::Control,
+                self.link.session(),
+                "ck_answer_request",
+                &content,
+            );
+            if self.link.request(request).await.is_ok() {
+                return;
+            }
+            // The link says so a moment after it has dropped the request.
+            tokio::task::yield_now().await;
+            let back = health.wait_for(|health| !matches!(health, Health::Away(_)));
+            match back.await.map(|health| *health) {
+                Ok(Health::Up) => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Whether the execution that the running activity has adopted, or one of its code, is over, goes on, or never began.
+    pub async fn fate(&self) -> Fate {
+        let mut health = self.health();
+        let settled = health.wait_for(|health| !matches!(health, Health::Away(_)));
+        match timeout(FATE_LIMIT, settled).await {
+            Ok(Ok(health)) if *health == Health::Up => {}
+            Ok(Ok(_)) => return Fate::Lost,
+            _ => return Fate::Unknown,
+        }
+        let mut told = self.journal.told();
+        let sent = told.borrow_and_update().sent;
+        self.journal.poke();
+        let answered = told.wait_for(|told| told.polls > sent && told.caught_up);
+        if !matches!(timeout(FATE_LIMIT, answered).await, Ok(Ok(_))) {
+            return Fate::Unknown;
+        }
+        Fate::Told
+    }
+
+    /// Takes the bootstrap out of the kernel.
+    pub async fn uninstall(&self) {
+        let request = Message::new(
+            Channel::Control,
+            self.link.session(),
+            "ck_uninstall_request",
+            &json!({}),
+        );
+        let _ = timeout(INTERRUPT_LIMIT, self.link.request(request)).await;
+    }
+
+    /// The journal's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+/// How long the journal may take to decide whether a call is repeated.
+const FATE_LIMIT: Duration = Duration::from_secs(15);
+
+/// What the journal can say of a cell whose call was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It was asked: what the activity has heard by now is all there is.
+    Told,
+    /// The kernel is another one.
+    Lost,
+    /// It cannot be asked.
+    Unknown,
+}
+
+#[derive(Debug, Deserialize)]
+struct Standing {
+    journal: String,
+    last: u64,
+    #[serde(default)]
+    numbering: String,
+}
+
+async fn status(link: &Link) -> Result<Standing, String> {
+    let request = Message::new(
+        Channel::Control,
+        link.session(),
+        "ck_status_request",
+        &json!({}),
+    );
+    let reply = link
+        .request(request)
+        .await
+        .map_err(|away| away.to_string())?;
+    reply
+        .content()
+        .map_err(|_| "the bootstrap does not answer".to_owned())
+}
+
+async fn run_silently(link: &Link, code: &str) -> Result<ExecuteReply, Away> {
+    execute(link, code, &backend::JsonMap::new()).await
+}
+
+/// A silent request. One that comes back aborted, because somebody else's cell has failed, is sent again.
+async fn execute(
+    link: &Link,
+    code: &str,
+    expressions: &backend::JsonMap,
+) -> Result<ExecuteReply, Away> {
+    let content = json!({
+        "code": code,
+        "silent": true,
+        "store_history": false,
+        "user_expressions": expressions,
+        "allow_stdin": false,
+        "stop_on_error": false,
+    });
+    let mut reply = ExecuteReply::default();
+    for _ in 0..2 {
+        let request = Message::new(Channel::Shell, link.session(), "execute_request", &content);
+        reply = link.request(request).await?.content().unwrap_or_default();
+        if reply.status.as_deref() != Some("aborted") {
+            break;
+        }
+    }
+    Ok(reply)
+}

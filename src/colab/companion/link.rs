@@ -1,0 +1,399 @@
+//! The connection to the session's kernel, kept up for as long as the session lives.
+//!
+//! One task owns the WebSocket: it opens it, opens it again with a fresh token when it is lost, hands replies to who asked, and the
+//! numbered messages to the journal's reader. Invariants:
+//!
+//! * A request whose connection is lost before its reply ends with [`Away`]; none waits for ever without a connection.
+//! * What the reader does not take in time is dropped here, never held without bound: the journal has it still.
+//! * Once the bootstrap is in, an unnumbered message on iopub is the server's own, and only its sign is passed on.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::super::api::ConnectionInfo;
+use super::super::runtime_http::RuntimeHttp;
+use super::channels::{self, Incoming, OpenError, Outgoing, SendError};
+use super::wire::{Channel, Message};
+
+/// How many bytes of messages may wait for the journal's reader.
+const INBOX_BYTES: usize = 16 * 1024 * 1024;
+/// The pauses between attempts to connect again; the last one is kept.
+const PAUSES: [u64; 6] = [0, 250, 500, 1000, 2000, 5000];
+/// How long an attempt to connect may take.
+const OPEN_LIMIT: Duration = Duration::from_secs(15);
+/// How long after its `idle` a control request may still get its reply.
+const REPLY_GRACE: Duration = Duration::from_secs(1);
+
+/// A fresh address and token of the runtime; the error is in words.
+pub type Address = Arc<
+    dyn Fn() -> Pin<Box<dyn Future<Output = Result<ConnectionInfo, String>> + Send>> + Send + Sync,
+>;
+
+/// How the connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Health {
+    /// It stands.
+    Up,
+    /// It has been lost since then; it is being opened again.
+    Away(Instant),
+    /// The kernel is not the one any more that the bootstrap was put into.
+    Lost(Loss),
+}
+
+/// By which sign the loss of a kernel showed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// Its messages carry another journal's id.
+    AnotherJournal,
+    /// It does not know the bootstrap's requests.
+    NoBootstrap,
+    /// It said that it ends, or the server said that it is started anew.
+    Restarted,
+}
+
+/// There is no connection, or it was lost before the reply came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the connection to the runtime is lost")]
+pub struct Away;
+
+/// A number that the bootstrap gave.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Number {
+    pub n: u64,
+    pub journal: String,
+}
+
+/// What the link passes on to the journal's reader.
+#[derive(Debug)]
+pub(super) enum News {
+    /// A numbered message.
+    Message(Number, Message, OwnedSemaphorePermit),
+    /// Messages may have been dropped: the server said so, or the reader was behind.
+    Dropped,
+}
+
+enum Command {
+    Send(Message),
+    Request(Message, oneshot::Sender<Message>),
+}
+
+/// A handle on the connection. Its task ends when the last handle is dropped.
+#[derive(Debug, Clone)]
+pub struct Link {
+    commands: mpsc::UnboundedSender<Command>,
+    health: watch::Receiver<Health>,
+    lost: Arc<watch::Sender<Health>>,
+    armed: Arc<AtomicBool>,
+    session: Arc<str>,
+}
+
+/// Where the link's kernel is.
+pub(super) struct Target {
+    pub http: RuntimeHttp,
+    pub address: Address,
+    pub kernel: String,
+}
+
+impl Link {
+    /// Opens the connection, once, and keeps it up from then on.
+    pub(super) async fn open(
+        target: Target,
+        info: &ConnectionInfo,
+    ) -> Result<(Self, mpsc::UnboundedReceiver<News>), OpenError> {
+        let session: Arc<str> = uuid::Uuid::new_v4().to_string().into();
+        let halves = channels::open(&target.http, info, &target.kernel, &session).await?;
+        let (commands, queue) = mpsc::unbounded_channel();
+        let (news, inbox) = mpsc::unbounded_channel();
+        let health = Arc::new(watch::Sender::new(Health::Up));
+        let armed = Arc::new(AtomicBool::new(false));
+        let task = Task {
+            target,
+            session: session.clone(),
+            commands: queue,
+            news,
+            room: Arc::new(Semaphore::new(INBOX_BYTES)),
+            health: health.clone(),
+            armed: armed.clone(),
+            pending: HashMap::new(),
+        };
+        tokio::spawn(task.run(halves));
+        let link = Self {
+            commands,
+            health: health.subscribe(),
+            lost: health,
+            armed,
+            session,
+        };
+        Ok((link, inbox))
+    }
+
+    /// The session that our requests name.
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
+    /// How the connection is, and how it changes.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.health.clone()
+    }
+
+    /// The bootstrap is in: from now on the kernel's own messages have numbers.
+    pub(super) fn arm(&self) {
+        self.armed.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the kernel is gone.
+    pub(super) fn lose(&self, loss: Loss) {
+        set(&self.lost, Health::Lost(loss));
+    }
+
+    /// Sends a message that gets no reply.
+    pub fn send(&self, message: Message) {
+        // Without a task there is no connection, which a sender of such a message cannot mend.
+        let _ = self.commands.send(Command::Send(message));
+    }
+
+    /// Sends a request and waits for its reply, for as long as the connection stands.
+    pub async fn request(&self, message: Message) -> Result<Message, Away> {
+        let (reply, answer) = oneshot::channel();
+        self.commands
+            .send(Command::Request(message, reply))
+            .map_err(|_| Away)?;
+        answer.await.map_err(|_| Away)
+    }
+}
+
+/// Changes the health; a loss is final.
+fn set(health: &watch::Sender<Health>, new: Health) {
+    health.send_if_modified(|health| {
+        let changes = !matches!(health, Health::Lost(_)) && *health != new;
+        if changes {
+            *health = new;
+        }
+        changes
+    });
+}
+
+struct Pending {
+    reply: oneshot::Sender<Message>,
+    /// Set when `idle` came for it: the reply is due, if there will be one.
+    idle_since: Option<Instant>,
+    control: bool,
+}
+
+struct Task {
+    target: Target,
+    session: Arc<str>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    news: mpsc::UnboundedSender<News>,
+    room: Arc<Semaphore>,
+    health: Arc<watch::Sender<Health>>,
+    armed: Arc<AtomicBool>,
+    pending: HashMap<String, Pending>,
+}
+
+/// Why a connection is served no more.
+enum End {
+    Closed,
+    Dropped,
+}
+
+impl Task {
+    async fn run(mut self, mut halves: (Outgoing, Incoming)) {
+        loop {
+            let end = self.serve(halves).await;
+            self.pending.clear();
+            if matches!(end, End::Dropped) || self.is_lost() {
+                return;
+            }
+            tracing::info!("the companion's connection is lost");
+            set(&self.health, Health::Away(Instant::now()));
+            let Some(again) = self.reconnect().await else {
+                return;
+            };
+            halves = again;
+            tracing::info!("the companion is connected again");
+            set(&self.health, Health::Up);
+            let _ = self.news.send(News::Dropped);
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        matches!(*self.health.borrow(), Health::Lost(_))
+    }
+
+    async fn serve(&mut self, (outgoing, mut incoming): (Outgoing, Incoming)) -> End {
+        let (writes, queue) = mpsc::unbounded_channel();
+        let mut writer = tokio::spawn(write(outgoing, queue));
+        let mut tick = tokio::time::interval(REPLY_GRACE / 2);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let end = loop {
+            tokio::select! {
+                _ = &mut writer => break End::Closed,
+                message = incoming.recv() => match message {
+                    Ok(message) => self.route(message),
+                    Err(_) => break End::Closed,
+                },
+                command = self.commands.recv() => match command {
+                    Some(Command::Send(message)) => { let _ = writes.send(message); }
+                    Some(Command::Request(message, reply)) => {
+                        self.expect_reply(&message, reply);
+                        let _ = writes.send(message);
+                    }
+                    None => break End::Dropped,
+                },
+                _ = tick.tick() => self.look_for_silence(),
+            }
+            if self.is_lost() {
+                break End::Dropped;
+            }
+        };
+        writer.abort();
+        end
+    }
+
+    fn expect_reply(&mut self, message: &Message, reply: oneshot::Sender<Message>) {
+        let Some(id) = message.id() else {
+            return;
+        };
+        let pending = Pending {
+            reply,
+            idle_since: None,
+            control: message.channel == Channel::Control,
+        };
+        self.pending.insert(id, pending);
+        self.pending.retain(|_, pending| !pending.reply.is_closed());
+    }
+
+    /// A control request that came back `busy` and `idle` without a reply: there is no bootstrap any more.
+    fn look_for_silence(&mut self) {
+        let silent = self.pending.values().any(|pending| {
+            pending.control
+                && pending
+                    .idle_since
+                    .is_some_and(|since| since.elapsed() >= REPLY_GRACE)
+        });
+        if silent {
+            set(&self.health, Health::Lost(Loss::NoBootstrap));
+        }
+    }
+
+    fn route(&mut self, message: Message) {
+        let parent = message.parent().map(|parent| parent.msg_id);
+        match message.channel {
+            Channel::Shell | Channel::Control => {
+                if let Some(pending) = parent.and_then(|id| self.pending.remove(&id)) {
+                    let _ = pending.reply.send(message);
+                }
+            }
+            Channel::IoPub => self.published(message, parent),
+            // The bootstrap asks on iopub; what comes here is of another client's time.
+            Channel::Stdin => {}
+        }
+    }
+
+    fn published(&mut self, message: Message, parent: Option<String>) {
+        #[derive(Deserialize)]
+        struct Metadata {
+            ck: Option<Number>,
+        }
+        #[derive(Deserialize)]
+        struct Status {
+            execution_state: String,
+        }
+        let state = || {
+            message
+                .content::<Status>()
+                .map(|status| status.execution_state)
+        };
+        let number = message.metadata::<Metadata>().ok().and_then(|read| read.ck);
+        let kind = message.head().map(|head| head.msg_type).unwrap_or_default();
+        if kind == "status"
+            && let Some(pending) = parent.and_then(|id| self.pending.get_mut(&id))
+            && state().is_ok_and(|state| state == "idle")
+        {
+            pending.idle_since = Some(Instant::now());
+        }
+        if let Some(number) = number {
+            let bytes = u32::try_from(message.size()).unwrap_or(u32::MAX);
+            let bytes = bytes.min(INBOX_BYTES as u32);
+            let news = match self.room.clone().try_acquire_many_owned(bytes) {
+                Ok(room) => News::Message(number, message, room),
+                Err(_) => News::Dropped,
+            };
+            let _ = self.news.send(news);
+            return;
+        }
+        // Before that the kernel itself speaks without numbers.
+        if !self.armed.load(Ordering::Relaxed) {
+            return;
+        }
+        match kind.as_str() {
+            "status" if state().is_ok_and(|state| matches!(&*state, "restarting" | "dead")) => {
+                set(&self.health, Health::Lost(Loss::Restarted));
+            }
+            "shutdown_reply" => set(&self.health, Health::Lost(Loss::Restarted)),
+            // The server's notice that it drops messages.
+            "stream" => {
+                let _ = self.news.send(News::Dropped);
+            }
+            _ => {}
+        }
+    }
+
+    /// Opens the connection again; `None` when nobody needs it any more.
+    async fn reconnect(&mut self) -> Option<(Outgoing, Incoming)> {
+        for pause in PAUSES
+            .into_iter()
+            .chain(std::iter::repeat(PAUSES[PAUSES.len() - 1]))
+        {
+            let attempt = async {
+                sleep(Duration::from_millis(pause)).await;
+                let info = (self.target.address)().await?;
+                let open =
+                    channels::open(&self.target.http, &info, &self.target.kernel, &self.session);
+                let opened = timeout(OPEN_LIMIT, open).await;
+                let opened = opened.map_err(|_| "it took too long".to_owned())?;
+                opened.map_err(|error| error.to_string())
+            };
+            let mut attempt = std::pin::pin!(attempt);
+            let outcome = loop {
+                tokio::select! {
+                    outcome = &mut attempt => break outcome,
+                    command = self.commands.recv() => {
+                        // Dropped: the sender is told by its reply's end.
+                        command?;
+                    }
+                }
+            };
+            if self.is_lost() {
+                return None;
+            }
+            match outcome {
+                Ok(halves) => return Some(halves),
+                Err(error) => tracing::debug!(error, "the companion cannot be connected again yet"),
+            }
+        }
+        None
+    }
+}
+
+async fn write(mut outgoing: Outgoing, mut queue: mpsc::UnboundedReceiver<Message>) {
+    while let Some(message) = queue.recv().await {
+        match outgoing.send(&message).await {
+            Ok(()) => {}
+            Err(SendError::TooLarge) => tracing::warn!(?message, "too large to be sent"),
+            Err(SendError::Closed(_)) => return,
+        }
+    }
+    // Not at the end of the handles but of the connection: its other half decides.
+    std::future::pending().await
+}
