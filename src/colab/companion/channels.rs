@@ -281,3 +281,6 @@ async fn beginning(response: Response) -> String {
 fn unreachable(error: reqwest::Error) -> OpenError {
     OpenError::Unreachable(in_words(error))
 }
+
+#[cfg(test)]
+mod tests;

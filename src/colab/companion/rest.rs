@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use reqwest::header::CONTENT_LENGTH;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
@@ -79,8 +80,8 @@ pub async fn interrupt(
     let request = http
         .request(Method::POST, info, path, &[])
         .map_err(RestError::Unreachable)?;
-    // Some proxies want to see the length of a POST, even of none.
-    let request = request.body("");
+    // Some proxies refuse a POST that tells no length.
+    let request = request.header(CONTENT_LENGTH, 0);
     limited(async { send(request).await.map(drop) }).await
 }
 
