@@ -7,5 +7,7 @@ mod lab;
 mod lifecycle;
 mod quirks;
 mod reattach;
+mod socket;
 mod tools;
 mod transport;
+mod websocket;
