@@ -3,7 +3,7 @@
 mod cancel;
 mod execute;
 mod files;
-mod lab;
+pub mod lab;
 mod lifecycle;
 mod quirks;
 mod reattach;

@@ -192,7 +192,7 @@ async fn refusals_are_told_apart_and_name_neither_address_nor_token() {
             (401, "", OpenError::Token(401)),
             (403, "Kernel does not exist", OpenError::Token(403)),
             (404, "Not found", OpenError::Token(404)),
-            (404, "<p>Kernel does not exist: k</p>", OpenError::NoKernel),
+            (404, "Kernel does not exist: k", OpenError::NoKernel),
             (200, "a page", OpenError::Blocked(200)),
             (426, "", OpenError::Blocked(426)),
             (502, "", OpenError::Blocked(502)),
