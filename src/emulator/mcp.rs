@@ -78,10 +78,16 @@ pub(super) fn router(service: Arc<Service>) -> Router {
         .route("/v1/operations/{id}", get(operation))
         .layer(axum::middleware::from_fn(callers::authenticate))
         .layer(DefaultBodyLimit::max(MAX_REQUEST))
+        // Of the emulator, not of Colab: no token is asked for.
+        .route("/emulator/counters", get(counters))
         .with_state(service)
 }
 
 /// `GET v1/operations/{id}`, also as `{id}:wait`.
+async fn counters(State(service): State<Arc<Service>>) -> Response {
+    axum::Json(service.workshop.counters.counts()).into_response()
+}
+
 async fn operation(
     State(service): State<Arc<Service>>,
     Path(id): Path<String>,

@@ -3,7 +3,8 @@
 //! ```text
 //! client ──MCP──► mcp ──► tools ──► runtimes ──► sessions ──► kernel_client ──ZeroMQ──► IPython kernel
 //!    │                                  │            │                                    ▲
-//!    └──HTTP, proxy token──► proxy ─────┴────────────┴──────HTTP──► Jupyter Server ───────┘
+//!    └──HTTP and WebSockets, ──► proxy ─┴────────────┴──────HTTP──► Jupyter Server ───────┘
+//!       proxy token                └──► tunnel ──────────WebSocket──────┘
 //! ```
 //!
 //! What Colab documents is done as documented; what it leaves open is a [`Quirks`] setting. Invariants:
@@ -16,6 +17,7 @@
 mod callers;
 mod calls;
 mod collect;
+mod counters;
 mod eras;
 mod errors;
 mod executions;
@@ -31,6 +33,7 @@ mod server;
 mod sessions;
 mod specs;
 mod tools;
+mod tunnel;
 mod zmtp;
 
 use std::path::PathBuf;
@@ -44,9 +47,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
+use self::counters::Counters;
 use self::mcp::Service;
 use self::runtimes::Workshop;
 
+pub use self::counters::Counts;
 pub use self::python::PythonChoice;
 pub use self::quirks::Quirks;
 
@@ -149,6 +154,7 @@ impl Emulator {
             directory: directory.path().to_owned(),
             http,
             quirks: Arc::new(config.quirks),
+            counters: Arc::new(Counters::default()),
             closing: CancellationToken::new(),
         });
         let app = mcp::router(service.clone());
@@ -170,6 +176,11 @@ impl Emulator {
     /// Where the MCP server answers: `http://127.0.0.1:PORT/mcp`.
     pub fn endpoint(&self) -> Url {
         self.endpoint.clone()
+    }
+
+    /// How often things have happened that tests ask for; also at `/emulator/counters`.
+    pub fn counters(&self) -> Counts {
+        self.service.workshop.counters.counts()
     }
 
     /// Ends every runtime with its kernels and removes their directories.

@@ -44,6 +44,14 @@ pub const TABLE: &[Quirk] = &[
     Quirk { name: "token", values: "3600|SECONDS", about: "how long a proxy token is good" },
     Quirk { name: "runtimes", values: "5|N", about: "how many runtimes an account may have before TOO_MANY_ACTIVE_RUNTIMES" },
     Quirk { name: "kernels", values: "colab|newest", about: "the Python packages: Colab's published versions, or the newest" },
+    Quirk { name: "server", values: "jupyter|gateway", about: "what serves the runtime's kernels: a Jupyter Server, or jupyter_kernel_gateway beside one for files; the gateway refuses listings of kernels and sessions and /api/status" },
+    Quirk { name: "limits", values: "on|off", about: "whether the server's default limits on the rate of iopub messages hold for WebSockets" },
+    Quirk { name: "companion", values: "on|blocked|cut:N|swallow:N|stall:N", about: "WebSockets: work; are refused with 403; are dropped without a close frame after N iopub messages each; lose every iopub message after the first N; pass nothing, pings included, after N iopub messages" },
+    Quirk { name: "channels", values: "both|default", about: "the kernel's WebSocket: speaks v1.kernel.websocket.jupyter.org where it is asked for, or the default JSON protocol only" },
+    Quirk { name: "code", values: "as-is|rewritten", about: "what the kernel is given to run: the caller's code, or that with a comment of the service's own before and after it" },
+    Quirk { name: "unknown-iopub", values: "ignore|fail", about: "what a message of an unknown type on iopub under a call's own request does to the call: nothing, or INTERNAL" },
+    Quirk { name: "sessions", values: "both|name|path|hidden", about: "where a session's id shows in the server's /api/sessions: in name and path, in one of them, or nowhere" },
+    Quirk { name: "service-session", values: "constant|fresh", about: "header.session of the service's own requests: the same for all calls of a session, or another one for each" },
 ];
 
 /// An enum whose variants are the values of a quirk; the first is the default.
@@ -80,6 +88,29 @@ choice!(/** `kernel-death` */ KernelDeath { Aborted = "aborted", Unavailable = "
 choice!(/** `stdin` */ Stdin { Refuse = "refuse", Hang = "hang" });
 choice!(/** `ints` */ Ints { Number = "number", String = "string" });
 choice!(/** `kernels` */ Kernels { Colab = "colab", Newest = "newest" });
+
+choice!(/** `server` */ Server { Jupyter = "jupyter", Gateway = "gateway" });
+choice!(/** `channels` */ Channels { Both = "both", Default = "default" });
+choice!(/** `code` */ Code { AsIs = "as-is", Rewritten = "rewritten" });
+choice!(/** `unknown-iopub` */ UnknownIopub { Ignore = "ignore", Fail = "fail" });
+choice!(/** `sessions` */ SessionsShow { Both = "both", Name = "name", Path = "path", Hidden = "hidden" });
+choice!(/** `service-session` */ ServiceSession { Constant = "constant", Fresh = "fresh" });
+
+/// `companion`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Companion {
+    /// WebSockets work.
+    #[default]
+    On,
+    /// Every upgrade is refused.
+    Blocked,
+    /// Dropped after this many iopub messages.
+    Cut(u64),
+    /// No iopub message passes after this many.
+    Swallow(u64),
+    /// Nothing passes after this many iopub messages.
+    Stall(u64),
+}
 
 /// `chunk`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -130,6 +161,14 @@ pub struct Quirks {
     pub token: Duration,
     pub runtimes: usize,
     pub kernels: Kernels,
+    pub server: Server,
+    pub limits: bool,
+    pub companion: Companion,
+    pub channels: Channels,
+    pub code: Code,
+    pub unknown_iopub: UnknownIopub,
+    pub sessions: SessionsShow,
+    pub service_session: ServiceSession,
 }
 
 impl Default for Quirks {
@@ -162,6 +201,14 @@ impl Default for Quirks {
             token: Duration::from_secs(3600),
             runtimes: 5,
             kernels: Kernels::default(),
+            server: Server::default(),
+            limits: true,
+            companion: Companion::default(),
+            channels: Channels::default(),
+            code: Code::default(),
+            unknown_iopub: UnknownIopub::default(),
+            sessions: SessionsShow::default(),
+            service_session: ServiceSession::default(),
         }
     }
 }
@@ -240,6 +287,14 @@ impl Quirks {
             "token" => self.token = seconds(value)?,
             "runtimes" => self.runtimes = value.parse().ok()?,
             "kernels" => self.kernels = Kernels::parse(value)?,
+            "server" => self.server = Server::parse(value)?,
+            "limits" => self.limits = yes_or_no(value)?,
+            "companion" => self.companion = companion(value)?,
+            "channels" => self.channels = Channels::parse(value)?,
+            "code" => self.code = Code::parse(value)?,
+            "unknown-iopub" => self.unknown_iopub = UnknownIopub::parse(value)?,
+            "sessions" => self.sessions = SessionsShow::parse(value)?,
+            "service-session" => self.service_session = ServiceSession::parse(value)?,
             _ => return None,
         }
         Some(())
@@ -305,6 +360,22 @@ fn chunk(value: &str) -> Option<Chunk> {
     }
 }
 
+fn companion(value: &str) -> Option<Companion> {
+    match value {
+        "on" => return Some(Companion::On),
+        "blocked" => return Some(Companion::Blocked),
+        _ => {}
+    }
+    let (fault, after) = value.split_once(':')?;
+    let after = after.parse().ok()?;
+    match fault {
+        "cut" => Some(Companion::Cut(after)),
+        "swallow" => Some(Companion::Swallow(after)),
+        "stall" => Some(Companion::Stall(after)),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -325,6 +396,9 @@ mod tests {
                     "N" | "BYTES" | "SECONDS" | "MILLISECONDS" => "7",
                     "BYTES:tail" => "7:tail",
                     "BYTES:head" => "7:head",
+                    "cut:N" => "cut:7",
+                    "swallow:N" => "swallow:7",
+                    "stall:N" => "stall:7",
                     other => other,
                 };
                 let setting = format!("{}={value}", quirk.name);
@@ -351,5 +425,6 @@ mod tests {
         assert!(error("rate=0").contains("off|N"));
         assert!(error("deadline=-1").contains("SECONDS"));
         assert!(error("code-argument=session").contains("NAME"));
+        assert!(error("companion=cut").contains("cut:N"));
     }
 }

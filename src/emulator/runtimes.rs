@@ -19,6 +19,7 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::counters::Counters;
 use super::errors::{Code, Failure, locked};
 use super::proxy;
 use super::python::Python;
@@ -33,6 +34,7 @@ pub(super) struct Workshop {
     pub directory: PathBuf,
     pub http: reqwest::Client,
     pub quirks: Arc<Quirks>,
+    pub counters: Arc<Counters>,
     /// Cancelled when the emulator ends: nothing is created any more, and what is being created ends.
     pub closing: CancellationToken,
 }
@@ -278,11 +280,7 @@ impl Runtime {
             turnstile: Semaphore::new(1),
             proxy: Mutex::default(),
         });
-        let proxy = tokio::spawn(proxy::serve(
-            listener,
-            runtime.clone(),
-            workshop.http.clone(),
-        ));
+        let proxy = tokio::spawn(proxy::serve(listener, runtime.clone(), workshop));
         *locked(&runtime.proxy) = Some(proxy.abort_handle());
         Ok(runtime)
     }

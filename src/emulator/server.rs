@@ -111,6 +111,11 @@ impl JupyterServer {
         self.stop.cancel();
     }
 
+    /// Cancelled when it begins to end.
+    pub fn ending(&self) -> &CancellationToken {
+        &self.stop
+    }
+
     /// Resolves when its processes and its directory are gone.
     pub async fn ended(&self) {
         self.gone.cancelled().await;

@@ -3,9 +3,11 @@
 mod cancel;
 mod execute;
 mod files;
-mod lab;
+pub mod lab;
 mod lifecycle;
 mod quirks;
 mod reattach;
+mod socket;
 mod tools;
 mod transport;
+mod websocket;

@@ -5,6 +5,7 @@
 mod backend;
 mod client;
 mod commands;
+mod companion;
 mod demo;
 mod emulator;
 mod kernel;

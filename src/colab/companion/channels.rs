@@ -10,12 +10,11 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use reqwest::header::{
     CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
     SEC_WEBSOCKET_VERSION, UPGRADE,
 };
-use reqwest::{Method, Response, StatusCode, Upgraded};
+use reqwest::{Method, StatusCode, Upgraded};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite;
@@ -25,15 +24,13 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use super::super::api::ConnectionInfo;
 use super::super::runtime_http::{RuntimeHttp, in_words};
 use super::pump::{Delivery, Ends, MAX_MESSAGE, Pump};
+use super::rest;
 use super::wire::{self, Message, Protocol};
 
 /// The name of [`Protocol::V1`].
 const V1: &str = "v1.kernel.websocket.jupyter.org";
 /// The parameter that carries the proxy token.
 const TOKEN_PARAMETER: &str = "colab-runtime-proxy-token";
-/// How much of a refusal is read, and for how long.
-const REFUSAL_BYTES: usize = 64 * 1024;
-const REFUSAL_TIME: Duration = Duration::from_secs(2);
 
 /// How long things may take.
 #[derive(Debug, Clone, Copy)]
@@ -230,7 +227,7 @@ async fn upgrade(
         .await
         .map_err(unreachable)?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(refused(response).await);
+        return Err(refused(response.status(), http, info, kernel_id).await);
     }
     let header = |name| {
         let value = response.headers().get(name)?;
@@ -248,36 +245,28 @@ async fn upgrade(
     Ok((stream, protocol))
 }
 
-async fn refused(response: Response) -> OpenError {
-    let status = response.status();
+/// What a refusal means. A Jupyter Server answers 404 for a kernel that does not exist, as the proxy does for a token, and only its
+/// REST interface says which; so it is asked.
+async fn refused(
+    status: StatusCode,
+    http: &RuntimeHttp,
+    info: &ConnectionInfo,
+    kernel_id: &str,
+) -> OpenError {
     match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => OpenError::Token(status.as_u16()),
-        // The proxy says nothing more, the server behind it names the kernel that it does not have.
-        StatusCode::NOT_FOUND if beginning(response).await.contains("Kernel does not exist") => {
+        StatusCode::NOT_FOUND if rest::has_kernel(http, info, kernel_id).await == Ok(false) => {
             OpenError::NoKernel
         }
-        StatusCode::NOT_FOUND => OpenError::Token(status.as_u16()),
+        StatusCode::NOT_FOUND | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            OpenError::Token(status.as_u16())
+        }
         _ => OpenError::Blocked(status.as_u16()),
     }
-}
-
-/// The first part of an answer's body.
-async fn beginning(response: Response) -> String {
-    let mut text = Vec::new();
-    let mut body = response.bytes_stream();
-    let read = async {
-        while let Some(Ok(piece)) = body.next().await {
-            text.extend_from_slice(&piece[..piece.len().min(REFUSAL_BYTES - text.len())]);
-            if text.len() == REFUSAL_BYTES {
-                break;
-            }
-        }
-    };
-    // What has come by then has to do.
-    let _ = timeout(REFUSAL_TIME, read).await;
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn unreachable(error: reqwest::Error) -> OpenError {
     OpenError::Unreachable(in_words(error))
 }
+
+#[cfg(test)]
+mod tests;

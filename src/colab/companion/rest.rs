@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use reqwest::header::CONTENT_LENGTH;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,6 +16,7 @@ use super::super::runtime_http::{RuntimeHttp, in_words};
 
 const LIMIT: Duration = Duration::from_secs(15);
 const LIST_BYTES: usize = 4 * 1024 * 1024;
+const WORDS_BYTES: usize = 64 * 1024;
 
 /// Why the server did not do it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,9 +81,33 @@ pub async fn interrupt(
     let request = http
         .request(Method::POST, info, path, &[])
         .map_err(RestError::Unreachable)?;
-    // Some proxies want to see the length of a POST, even of none.
-    let request = request.body("");
+    // Some proxies refuse a POST that tells no length.
+    let request = request.header(CONTENT_LENGTH, 0);
     limited(async { send(request).await.map(drop) }).await
+}
+
+/// Whether the server has a kernel with this id. An error says nothing about it: only the server's own words do.
+pub async fn has_kernel(
+    http: &RuntimeHttp,
+    info: &ConnectionInfo,
+    kernel_id: &str,
+) -> Result<bool, RestError> {
+    let request = http
+        .request(Method::GET, info, ["api", "kernels", kernel_id], &[])
+        .map_err(RestError::Unreachable)?;
+    limited(async {
+        let response = request.send().await.map_err(unreachable)?;
+        if response.status() != StatusCode::NOT_FOUND {
+            return checked(response).map(|_| true);
+        }
+        // The proxy's 404, for a token, has other words.
+        let words = read(response, WORDS_BYTES).await?;
+        if String::from_utf8_lossy(&words).contains("Kernel does not exist") {
+            return Ok(false);
+        }
+        Err(RestError::Refused(StatusCode::NOT_FOUND.as_u16()))
+    })
+    .await
 }
 
 #[derive(Deserialize)]
@@ -134,7 +160,10 @@ async fn limited<T>(work: impl Future<Output = Result<T, RestError>>) -> Result<
 }
 
 async fn send(request: RequestBuilder) -> Result<Response, RestError> {
-    let response = request.send().await.map_err(unreachable)?;
+    checked(request.send().await.map_err(unreachable)?)
+}
+
+fn checked(response: Response) -> Result<Response, RestError> {
     match response.status() {
         status if status.is_success() => Ok(response),
         status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) => {
@@ -245,6 +274,29 @@ mod tests {
             let http = RuntimeHttp::new();
             assert_eq!(sessions(&http, &info).await, Err(expected.clone()));
             assert_eq!(interrupt(&http, &info, "k").await, Err(expected));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_kernel_is_missed_only_when_the_server_says_so() {
+        for (status, words, expected) in [
+            (200, "{}", Ok(true)),
+            (
+                404,
+                r#"{"message": "Kernel does not exist: k", "reason": null}"#,
+                Ok(false),
+            ),
+            (404, "Not found", Err(RestError::Refused(404))),
+            (403, "Kernel does not exist", Err(RestError::Refused(403))),
+            (502, "", Err(RestError::Status(502))),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            let router = Router::new().route(
+                "/base/api/kernels/k",
+                get(move || async move { (status, words) }),
+            );
+            let found = has_kernel(&RuntimeHttp::new(), &serve(router).await, "k").await;
+            assert_eq!(found, expected, "{status} {words}");
         }
     }
 

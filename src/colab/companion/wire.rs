@@ -26,8 +26,7 @@ const SPEC_VERSION: &str = "5.3";
 const EMPTY: Bytes = Bytes::from_static(b"{}");
 
 /// Which of a kernel's sockets a message belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Channel {
     /// Requests in their turn.
     Shell,

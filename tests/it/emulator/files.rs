@@ -31,24 +31,25 @@ async fn without_a_good_token_everything_is_404() {
                 lab.http
                     .get(&url)
                     .header("X-Colab-Runtime-Proxy-Token", &of_another),
-                // In the query it is for WebSockets alone.
                 lab.http
                     .get(&url)
-                    .query(&[("colab-runtime-proxy-token", &connection.token)]),
+                    .query(&[("colab-runtime-proxy-token", &of_another)]),
             ];
             for request in tries {
                 assert_eq!(request.send().await.unwrap().status(), 404, "{path}");
             }
         }
-        let good = connection
-            .get(&lab.http, "content/here.txt")
-            .send()
-            .await
-            .unwrap();
-        assert_eq!(
-            (good.status().as_u16(), good.text().await.unwrap().as_str()),
-            (200, "here")
-        );
+        let in_query = lab
+            .http
+            .get(format!("{}/files/content/here.txt", connection.url))
+            .query(&[("colab-runtime-proxy-token", &connection.token)]);
+        for good in [connection.get(&lab.http, "content/here.txt"), in_query] {
+            let good = good.send().await.unwrap();
+            assert_eq!(
+                (good.status().as_u16(), good.text().await.unwrap().as_str()),
+                (200, "here")
+            );
+        }
         lab.shutdown().await;
     })
     .await;
