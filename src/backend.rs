@@ -16,7 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 /// A JSON object that passes through unread: a MIME bundle, its metadata.
@@ -377,6 +377,7 @@ pub const EVENT_BYTES: usize = 32 * 1024 * 1024;
 pub struct EventSender {
     queue: mpsc::UnboundedSender<(Event, OwnedSemaphorePermit)>,
     room: Arc<Semaphore>,
+    hurry: Arc<Notify>,
 }
 
 /// The kernel's end of a cell's events.
@@ -385,20 +386,27 @@ pub struct EventReceiver {
     queue: mpsc::UnboundedReceiver<(Event, OwnedSemaphorePermit)>,
     /// What the event in hand weighs: it counts until the next one is asked for.
     in_hand: Option<OwnedSemaphorePermit>,
+    /// What an event weighs that is gathered with others and not published yet.
+    gathered: Option<OwnedSemaphorePermit>,
+    hurry: Arc<Notify>,
 }
 
 /// A channel for one cell's events, bounded in bytes.
 pub fn events() -> (EventSender, EventReceiver) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(EVENT_BYTES));
+    let hurry = Arc::new(Notify::new());
     (
         EventSender {
             queue: sender,
             room,
+            hurry: hurry.clone(),
         },
         EventReceiver {
             queue: receiver,
             in_hand: None,
+            gathered: None,
+            hurry,
         },
     )
 }
@@ -415,6 +423,7 @@ impl EventSender {
 
     /// Waits until everything sent so far has been published.
     pub async fn settled(&self) {
+        self.hurry.notify_one();
         let all = u32::try_from(EVENT_BYTES).unwrap_or(u32::MAX);
         let everything = self.room.acquire_many(all);
         tokio::select! {
@@ -431,6 +440,25 @@ impl EventReceiver {
         let (event, weight) = self.queue.recv().await?;
         self.in_hand = Some(weight);
         Some(event)
+    }
+
+    /// Says that the event in hand is not published yet. It counts as one that is waiting until [`Self::published`], or until
+    /// a later event takes its place.
+    pub fn gather(&mut self) {
+        if let Some(weight) = self.in_hand.take() {
+            self.gathered = Some(weight);
+        }
+    }
+
+    /// Says that all events so far have been published.
+    pub fn published(&mut self) {
+        self.in_hand = None;
+        self.gathered = None;
+    }
+
+    /// Notified when somebody waits in [`EventSender::settled`]: what is gathered has to be published now.
+    pub fn hurry(&self) -> Arc<Notify> {
+        self.hurry.clone()
     }
 
     /// The next event if one is waiting.

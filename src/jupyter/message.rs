@@ -55,7 +55,7 @@ impl Session {
     /// The frames of a message, from the delimiter on.
     pub(crate) fn encode(&self, message: OutMessage) -> Vec<Bytes> {
         let header = to_json(&OutHeader {
-            msg_id: Uuid::new_v4().to_string(),
+            msg_id: message.msg_id.to_string(),
             msg_type: &message.msg_type,
             username: &self.username,
             session: &self.id,
@@ -225,6 +225,8 @@ impl fmt::Debug for Request {
 /// A message to send.
 #[derive(Debug, Clone)]
 pub struct OutMessage {
+    /// Its unique id, which answers to it name.
+    pub msg_id: Uuid,
     /// What it is.
     pub msg_type: String,
     /// What it belongs to.
@@ -248,6 +250,7 @@ impl OutMessage {
                 .unwrap_or_else(|_| RawValue::NULL.to_owned())
         });
         Self {
+            msg_id: Uuid::new_v4(),
             msg_type,
             parent: parent.clone(),
             content,

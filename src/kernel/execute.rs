@@ -1,7 +1,7 @@
-//! The queue of cells and the life of one.
+//! What serves the queue, and the life of a cell.
 //!
-//! One task owns the queue and runs one cell at a time: `busy`, `execute_input`, the cell's output, `execute_reply`, `idle`.
-//! Invariants:
+//! One task owns the queue and serves one request at a time. For a cell: `busy`, `execute_input`, the cell's output,
+//! `execute_reply`, `idle`. Comm messages (`comm.rs`) and questions (`questions.rs`) are served between cells. Invariants:
 //!
 //! * `idle` is published on every path, last, also when a handler panics.
 //! * A cell that ends in an error aborts what is queued behind it at that moment, if it asked for that; the loss of the
@@ -10,164 +10,96 @@
 //!   and refused by strict clients.
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use chrono::{SecondsFormat, Utc};
 use futures_util::FutureExt;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::comm::Comms;
 use super::frontends::{self, EarlyCode};
 use super::history::keeper::Keeper;
 use super::messages::{ErrorContent, ExecuteReply, ExecuteRequest};
-use super::output::CellOutput;
-use crate::backend::{
-    self, Backend, BackendError, Cell, ErrorName, EventReceiver, JsonMap, Origin, Outcome,
-};
+use super::output::Output;
+use super::publish::publish_all;
+use super::questions;
+use super::queue::{Queue, Queued, Verdict, Work};
+use super::running::{Running, while_busy};
+use super::stdin::{Asker, Stdin};
+use crate::backend::{self, Backend, BackendError, Cell, ErrorName, JsonMap, Origin, Outcome};
 use crate::jupyter::iopub::IoPub;
-use crate::jupyter::message::{OutMessage, Parent, Request};
-use crate::jupyter::sockets::Outbox;
+use crate::jupyter::message::{OutMessage, Request};
 
-/// Publishes `busy`, awaits the work, publishes `idle`: on every path, a panic included.
-pub async fn while_busy<T>(
-    iopub: &IoPub,
-    parent: &Parent,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    let status = |state: &str| json!({"execution_state": state});
-    iopub.publish(parent, "status", &status("busy")).await;
-    let result = AssertUnwindSafe(work).catch_unwind().await;
-    iopub.publish(parent, "status", &status("idle")).await;
-    result.ok()
-}
-
-/// The cell that runs now, as far as an interrupt needs to know it.
-#[derive(Debug, Default)]
-pub struct Running {
-    current: Mutex<Option<CancellationToken>>,
-    closing: CancellationToken,
-}
-
-impl Running {
-    /// Interrupts the cell that runs; harmless when none does.
-    pub fn interrupt(&self) {
-        if let Some(token) = &*self.current() {
-            token.cancel();
-        }
-    }
-
-    /// Interrupts the cell that runs and lets no further one begin.
-    pub fn close(&self) {
-        self.closing.cancel();
-        self.interrupt();
-    }
-
-    /// A token for the next cell. After [`Self::close`] it is cancelled from the start.
-    fn begin(&self) -> CancellationToken {
-        let token = self.closing.child_token();
-        *self.current() = Some(token.clone());
-        token
-    }
-
-    fn end(&self) {
-        *self.current() = None;
-    }
-
-    fn current(&self) -> MutexGuard<'_, Option<CancellationToken>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Runs the cells, one at a time, in the order of their arrival.
+/// Serves the queue, one request at a time.
 pub struct Executor<B> {
     /// Where they run.
     pub backend: Arc<B>,
     /// Where their output goes.
     pub iopub: IoPub,
-    /// Where their replies go.
-    pub shell: Outbox,
+    /// Who asks for their input.
+    pub stdin: Stdin,
+    /// What their widgets say.
+    pub comms: Arc<Comms>,
     /// What has run.
     pub history: Keeper,
     /// What an interrupt stops.
     pub running: Arc<Running>,
 }
 
-/// What a finished cell means for those behind it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Continue,
-    /// Abort those that asked to be aborted by an error: the cell was interrupted.
-    AbortWilling,
-    AbortAll,
-}
-
-/// The requests that wait for their turn.
-struct Queue {
-    incoming: mpsc::UnboundedReceiver<Request>,
-    /// Requests that were looked at when an earlier cell failed, and go on.
-    kept: VecDeque<Request>,
-}
-
-impl Queue {
-    async fn next(&mut self) -> Option<Request> {
-        match self.kept.pop_front() {
-            Some(request) => Some(request),
-            None => self.incoming.recv().await,
-        }
-    }
-
-    /// Takes out what waits at this moment and is to be aborted.
-    fn take(&mut self, verdict: Verdict) -> VecDeque<Request> {
-        if verdict == Verdict::Continue {
-            return VecDeque::new();
-        }
-        while let Ok(queued) = self.incoming.try_recv() {
-            self.kept.push_back(queued);
-        }
-        let all = std::mem::take(&mut self.kept);
-        let (aborted, kept) = all
-            .into_iter()
-            .partition(|queued| verdict == Verdict::AbortAll || stops_on_error(queued));
-        self.kept = kept;
-        aborted
-    }
-}
-
 impl<B: Backend> Executor<B> {
     /// Runs until the kernel is closing, and then answers what has not run.
-    pub async fn run(self, incoming: mpsc::UnboundedReceiver<Request>) {
-        let mut queue = Queue {
-            incoming,
-            kept: VecDeque::new(),
-        };
+    pub async fn run(self, mut queue: Queue) {
         loop {
             let next = tokio::select! {
                 biased;
-                () = self.running.closing.cancelled() => break,
+                () = self.running.closed() => break,
                 next = queue.next() => next,
             };
-            let Some(request) = next else {
+            let Some(queued) = next else {
                 return;
             };
-            self.serve(&request, &mut queue).await;
+            self.serve(&queued, &mut queue).await;
         }
-        for request in queue.take(Verdict::AbortAll) {
-            self.abort(&request, "Not run, because the kernel is shutting down")
-                .await;
+        for queued in queue.take_all() {
+            self.dismiss(&queued).await;
         }
     }
 
-    async fn serve(&self, request: &Request, queue: &mut Queue) {
+    async fn serve(&self, queued: &Queued, queue: &mut Queue) {
         // Before `busy`: whoever has seen that may interrupt.
         let interrupt = self.running.begin();
+        let request = &queued.request;
+        match queued.work {
+            Work::Cell => return self.serve_cell(queued, &interrupt, queue).await,
+            Work::Comm => {
+                let work = async {
+                    self.comm(request, &interrupt).await;
+                    self.running.end();
+                };
+                while_busy(&self.iopub, &request.parent(), work).await;
+            }
+            Work::Question(question) => {
+                let work = async {
+                    let content = self.answer(question, request, &interrupt).await;
+                    self.running.end();
+                    let reply = request.msg_type().replace("_request", "_reply");
+                    queued.outbox.reply(request, &reply, &content).await;
+                };
+                while_busy(&self.iopub, &request.parent(), work).await;
+            }
+        }
+        // Also after a panic.
+        self.running.end();
+    }
+
+    async fn serve_cell(&self, queued: &Queued, interrupt: &CancellationToken, queue: &mut Queue) {
         let started = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, true);
+        let request = &queued.request;
         let mut aborted = VecDeque::new();
         let work = async {
-            let run = AssertUnwindSafe(self.execute(request, &interrupt)).catch_unwind();
+            let run = AssertUnwindSafe(self.execute(request, interrupt)).catch_unwind();
             let (reply, verdict) = run.await.unwrap_or_else(|_| {
                 let text = "The kernel failed while it served this cell";
                 (failed("InternalError", text, 0), Verdict::AbortAll)
@@ -175,22 +107,40 @@ impl<B: Backend> Executor<B> {
             self.running.end();
             // Before the reply: what a client sends after it has read that is not queued behind this cell.
             aborted = queue.take(verdict);
-            self.reply(request, &reply, Some(started)).await;
+            reply_to(queued, &reply, Some(started)).await;
         };
         while_busy(&self.iopub, &request.parent(), work).await;
         for queued in aborted {
-            self.abort(
-                &queued,
-                "Not run, because an earlier cell failed or was interrupted",
-            )
-            .await;
+            let why = "Not run, because an earlier cell failed or was interrupted";
+            self.abort(&queued, why).await;
         }
     }
 
-    async fn abort(&self, request: &Request, why: &str) {
+    async fn abort(&self, queued: &Queued, why: &str) {
         let reply = failed("ExecutionAborted", why, 0);
-        let work = self.reply(request, &reply, None);
-        while_busy(&self.iopub, &request.parent(), work).await;
+        let work = reply_to(queued, &reply, None);
+        while_busy(&self.iopub, &queued.request.parent(), work).await;
+    }
+
+    /// Answers what will not be served any more.
+    async fn dismiss(&self, queued: &Queued) {
+        let request = &queued.request;
+        match queued.work {
+            Work::Cell => {
+                let why = "Not run, because the kernel is shutting down";
+                self.abort(queued, why).await;
+            }
+            // Its comm ends with the process.
+            Work::Comm => {
+                while_busy(&self.iopub, &request.parent(), async {}).await;
+            }
+            Work::Question(question) => {
+                let content = questions::nothing(question, request);
+                let reply = request.msg_type().replace("_request", "_reply");
+                let work = queued.outbox.reply(request, &reply, &content);
+                while_busy(&self.iopub, &request.parent(), work).await;
+            }
+        }
     }
 
     async fn execute(
@@ -206,6 +156,9 @@ impl<B: Backend> Executor<B> {
                 return (failed("InvalidRequest", &text, 0), Verdict::Continue);
             }
         };
+        if !content.counted() && frontends::is_vs_code(&content.code) {
+            self.comms.is_vs_code();
+        }
         let expected = self.backend.next_execution_count();
         if !content.silent {
             let input = json!({"code": content.code, "execution_count": expected});
@@ -217,12 +170,7 @@ impl<B: Backend> Executor<B> {
             let reply = succeeded(expected.saturating_sub(1), Outcome::default());
             return (reply, Verdict::Continue);
         }
-        let output = CellOutput::new(
-            self.iopub.clone(),
-            request.parent(),
-            expected,
-            content.silent,
-        );
+        let output = self.output_of(request, &content, expected);
         let cell = Cell {
             origin: Origin::new(request.parent().as_bytes().clone()),
             code: content.code.clone(),
@@ -236,6 +184,18 @@ impl<B: Backend> Executor<B> {
         let reply = self.settle(&content, expected, result, output).await;
         let verdict = verdict(&content, &reply, interrupt.is_cancelled());
         (reply, verdict)
+    }
+
+    fn output_of(&self, request: &Request, content: &ExecuteRequest, expected: u32) -> Output {
+        let comms = Arc::clone(&self.comms);
+        let output = Output::new(self.iopub.clone(), comms, request.parent(), expected);
+        let stdin = self.stdin.clone();
+        let output = output.asking(Asker::new(stdin, request.clone(), content.allow_stdin));
+        if content.silent {
+            output.without_notices()
+        } else {
+            output
+        }
     }
 
     /// Whether the code needs no session: nothing to run, or set-up code that is kept for the session to come. Opening a
@@ -261,8 +221,8 @@ impl<B: Backend> Executor<B> {
     async fn run_cell(
         &self,
         cell: Cell,
-        mut output: CellOutput,
-    ) -> (Result<Outcome, BackendError>, CellOutput) {
+        mut output: Output,
+    ) -> (Result<Outcome, BackendError>, Output) {
         let (sender, mut events) = backend::events();
         let backend = Arc::clone(&self.backend);
         // A task of its own, so that the backend goes on (and can be interrupted) while a slow subscriber holds back output.
@@ -282,15 +242,18 @@ impl<B: Backend> Executor<B> {
         content: &ExecuteRequest,
         expected: u32,
         result: Result<Outcome, BackendError>,
-        mut output: CellOutput,
+        mut output: Output,
     ) -> ExecuteReply {
         output.finish().await;
         let reply = match result {
             Ok(outcome) => succeeded(expected, outcome),
             Err(error) => {
                 let reply = failed(&error.name.to_string(), &error.message, expected);
-                if let Some(error) = &reply.error {
-                    output.error(error).await;
+                if let Some(content) = &reply.error {
+                    output.error(content).await;
+                }
+                if is_loss(&error.name.to_string()) {
+                    self.close_comms(&mut output).await;
                 }
                 reply
             }
@@ -301,51 +264,36 @@ impl<B: Backend> Executor<B> {
         }
         reply
     }
-
-    async fn reply(&self, request: &Request, reply: &ExecuteReply, started: Option<String>) {
-        let mut message = OutMessage::new("execute_reply", &request.parent(), reply);
-        if let Some(started) = started {
-            // JupyterLab shows a cell's execution time by this.
-            message.metadata.insert("started".into(), started.into());
-        }
-        self.shell.send(request.identities.clone(), message).await;
-    }
 }
 
-/// Publishes a cell's events until the backend has sent its last one.
-async fn publish_all(output: &mut CellOutput, events: &mut EventReceiver) {
-    loop {
-        let due = output.due();
-        let timer = sleep_until(due.unwrap_or_else(Instant::now));
-        tokio::select! {
-            biased;
-            () = timer, if due.is_some() => output.publish_due().await,
-            event = events.recv() => match event {
-                Some(event) => output.event(event).await,
-                None => return,
-            },
-        }
+async fn reply_to(queued: &Queued, reply: &ExecuteReply, started: Option<String>) {
+    let request = &queued.request;
+    let mut message = OutMessage::new("execute_reply", &request.parent(), reply);
+    if let Some(started) = started {
+        // JupyterLab shows a cell's execution time by this.
+        message.metadata.insert("started".into(), started.into());
     }
-}
-
-fn stops_on_error(request: &Request) -> bool {
-    request
-        .content::<ExecuteRequest>()
-        .is_ok_and(|content| content.stop_on_error)
+    let identities = request.identities.clone();
+    queued.outbox.send(identities, message).await;
 }
 
 fn verdict(content: &ExecuteRequest, reply: &ExecuteReply, interrupted: bool) -> Verdict {
     let Some(error) = &reply.error else {
         return Verdict::Continue;
     };
-    let lost = [ErrorName::ColabSessionLost, ErrorName::ColabRuntimeLost];
-    if content.stop_on_error || lost.iter().any(|name| name.to_string() == error.ename) {
+    if content.stop_on_error || is_loss(&error.ename) {
         Verdict::AbortAll
     } else if interrupted {
         Verdict::AbortWilling
     } else {
         Verdict::Continue
     }
+}
+
+/// Whether the session is gone, and with it everything that the code behind relies on.
+fn is_loss(ename: &str) -> bool {
+    let lost = [ErrorName::ColabSessionLost, ErrorName::ColabRuntimeLost];
+    lost.iter().any(|name| name.to_string() == ename)
 }
 
 fn succeeded(expected: u32, outcome: Outcome) -> ExecuteReply {

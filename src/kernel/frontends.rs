@@ -16,6 +16,13 @@
 /// Set-up code larger than this is not kept.
 pub const MAX_SETUP: usize = 64 * 1024;
 
+/// Whether uncounted code is VS Code's, by the names that all of its start-up code uses.
+pub fn is_vs_code(code: &str) -> bool {
+    ["__vsc_ipynb_file__", "_VSCODE_", BACKGROUND_MIME]
+        .iter()
+        .any(|mark| code.contains(mark))
+}
+
 /// What uncounted code before the first session is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EarlyCode {
@@ -182,6 +189,17 @@ mod tests {
             assert_eq!(early_code(&long), EarlyCode::BackgroundWrapper);
         }
         assert_eq!(early_code(&wrapper("text/plain")), EarlyCode::Setup);
+    }
+
+    #[test]
+    fn vs_code_is_known_by_its_start_up_code() {
+        for code in [
+            "import sys as _VSCODE_sys\nprint(_VSCODE_sys.executable)",
+            "__vsc_ipynb_file__ = '/home/me/a.ipynb'",
+        ] {
+            assert!(is_vs_code(code));
+        }
+        assert!(!is_vs_code("import sys\nprint(sys.executable)"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use crate::backend::{Exception, JsonMap};
+use crate::jupyter::message::Request;
 
 /// `execute_request`. What is absent or null is the default.
 #[derive(Debug, Clone, Deserialize)]
@@ -92,6 +93,16 @@ pub fn error_reply(ename: &str, evalue: &str) -> Value {
     json!({"status": "error", "ename": ename, "evalue": evalue, "traceback": [format!("{ename}: {evalue}")]})
 }
 
+/// The same for one that cannot be read.
+pub fn invalid(request: &Request, error: &serde_json::Error) -> Value {
+    let msg_type = request.msg_type();
+    tracing::warn!(%error, msg_type, "malformed request");
+    error_reply(
+        "InvalidRequest",
+        &format!("This {msg_type} cannot be read: {error}"),
+    )
+}
+
 /// `shutdown_request`
 #[derive(Debug, Clone, Deserialize)]
 pub struct ShutdownRequest {
@@ -114,11 +125,4 @@ pub struct CursorRequest {
 pub struct IsCompleteRequest {
     /// The source so far.
     pub code: String,
-}
-
-/// `comm_open`
-#[derive(Debug, Clone, Deserialize)]
-pub struct CommOpen {
-    /// The comm's id.
-    pub comm_id: String,
 }

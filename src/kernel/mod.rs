@@ -1,7 +1,8 @@
 //! What makes a process a kernel: start order, busy and idle, the queue, counters, history, interrupts, shutdown.
 //!
 //! The ports are bound before anything else, and nothing remote is contacted before the first cell that counts. Two tasks
-//! answer the shell and control sockets at once ([`requests`]); a third runs the cells, one at a time ([`execute`]).
+//! answer the shell and control sockets at once ([`requests`]); a third serves the queue of cells, comm messages and questions,
+//! one at a time ([`execute`]); a fourth asks for input ([`stdin`]); a fifth publishes what comes between requests ([`publish`]).
 //! Invariants:
 //!
 //! * `idle` is the last thing that is published for any request.
@@ -9,15 +10,22 @@
 //! * The process ends only after its last reply has reached the client, and after the backend gave back what it holds,
 //!   for at most [`RELEASE_LIMIT`].
 
+pub mod comm;
 pub mod execute;
 pub mod frontends;
 pub mod history;
 pub mod info;
+pub mod inspect;
 pub mod is_complete;
 pub mod messages;
 pub mod output;
 pub mod process;
+pub mod publish;
+pub mod questions;
+pub mod queue;
 pub mod requests;
+pub mod running;
+pub mod stdin;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,13 +34,18 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use self::execute::{Executor, Running};
+use self::comm::Comms;
+use self::execute::Executor;
 use self::history::keeper::Keeper;
+use self::publish::Background;
+use self::queue::Queue;
 use self::requests::{Channel, Responder};
-use crate::backend::Backend;
+use self::running::Running;
+use self::stdin::Stdin;
+use crate::backend::{self, Backend};
 use crate::jupyter::connection::ConnectionInfo;
 use crate::jupyter::message::{Parent, Session};
-use crate::jupyter::sockets::{BindError, Inbox, Sockets};
+use crate::jupyter::sockets::{BindError, Sockets};
 
 /// How long a stopping kernel waits for the backend.
 pub const RELEASE_LIMIT: Duration = Duration::from_secs(2);
@@ -73,27 +86,34 @@ pub async fn run<B: Backend>(
     let starting = json!({"execution_state": "starting"});
     iopub.publish(&Parent::none(), "status", &starting).await;
 
+    let comms = Arc::new(Comms::default());
+    let (sender, background) = backend::events();
+    backend.attach(sender);
+    tokio::spawn(Background::run(iopub.clone(), comms.clone(), background));
+
     let backend = Arc::new(backend);
     let running = Arc::new(Running::default());
     let history = Keeper::start(options.state_dir);
-    let (cells, queue) = mpsc::unbounded_channel();
+    let (queue, queued) = mpsc::unbounded_channel();
     let (stop, mut stopped) = mpsc::channel(1);
     let responder = Arc::new(Responder {
+        backend: backend.clone(),
         iopub: iopub.clone(),
         history: history.clone(),
         running: running.clone(),
         connection,
-        cells,
+        queue,
         stop,
     });
     let executor = Executor {
         backend: backend.clone(),
         iopub: iopub.clone(),
-        shell: sockets.shell_out.clone(),
+        stdin: Stdin::start(sockets.stdin, sockets.stdin_out),
+        comms,
         history: history.clone(),
         running: running.clone(),
     };
-    let executor = tokio::spawn(executor.run(queue));
+    let executor = tokio::spawn(executor.run(Queue::new(queued)));
     let shell = tokio::spawn(responder.clone().serve(
         Channel::Shell,
         sockets.shell,
@@ -104,7 +124,6 @@ pub async fn run<B: Backend>(
         sockets.control,
         sockets.control_out.clone(),
     ));
-    tokio::spawn(ignore(sockets.stdin));
 
     let mut outcome = Ok(());
     tokio::select! {
@@ -127,12 +146,4 @@ pub async fn run<B: Backend>(
     iopub.flush(FLUSH_LIMIT).await;
     history.flush().await;
     outcome
-}
-
-/// Reads what comes on stdin, so that no client waits in front of a full socket. Nothing asks for input yet, so nothing here
-/// answers a question.
-async fn ignore(mut stdin: Inbox) {
-    while let Some(message) = stdin.recv().await {
-        tracing::debug!(?message, "nothing was asked on stdin");
-    }
 }

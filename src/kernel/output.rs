@@ -1,59 +1,67 @@
-//! What one cell shows: its events, turned into iopub messages in their order.
+//! What one request shows while it runs.
 //!
-//! Text goes through the coalescer, which is emptied before anything else is published. A notice about the wait before the
-//! cell is taken away again (`clear_output`) before the cell's own output, and is never shown after it, because clearing it
-//! would clear the output too.
+//! A notice about the wait before a cell is taken away again (`clear_output`) before the cell's own output, and is never shown
+//! after it, because clearing it would clear the output too. What belongs to other requests leaves the notice alone: it is shown
+//! elsewhere.
+
+use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
+use super::comm::Comms;
 use super::messages::ErrorContent;
+use super::publish::{Publish, Publisher, parent_of, unwrap_origin};
+use super::stdin::{Asker, Prompt, refuse_outside_cells};
 use crate::backend::{Event, StreamName};
 use crate::jupyter::iopub::IoPub;
 use crate::jupyter::message::Parent;
-use crate::jupyter::stream::Coalescer;
 
-/// The output of one cell.
-pub struct CellOutput {
-    iopub: IoPub,
+/// The output of one request.
+#[derive(Debug)]
+pub struct Output {
+    publisher: Publisher,
     parent: Parent,
-    text: Coalescer,
     execution_count: u32,
-    silent: bool,
+    asker: Option<Asker>,
     notice: Notice,
     result: Option<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Notice {
     None,
     Shown,
-    /// The cell has shown something of its own, which clearing a notice would clear too.
+    /// The cell has shown something of its own, which clearing a notice would clear too; or it may show none.
     Past,
 }
 
-impl CellOutput {
-    /// The output of the cell that `parent` asked for, with the number it is expected to get.
-    pub fn new(iopub: IoPub, parent: Parent, execution_count: u32, silent: bool) -> Self {
+impl Output {
+    /// The output of the request that is `parent`. Results get this number unless they bring one.
+    pub fn new(iopub: IoPub, comms: Arc<Comms>, parent: Parent, execution_count: u32) -> Self {
         Self {
-            text: Coalescer::new(iopub.clone(), parent.clone()),
-            iopub,
+            publisher: Publisher::new(iopub, comms, parent.clone()),
             parent,
             execution_count,
-            silent,
+            asker: None,
             notice: Notice::None,
             result: None,
         }
     }
 
-    /// When [`Self::publish_due`] has to be called, if text is waiting.
-    pub fn due(&self) -> Option<Instant> {
-        self.text.due()
+    /// With somebody to ask for input.
+    pub fn asking(self, asker: Asker) -> Self {
+        Self {
+            asker: Some(asker),
+            ..self
+        }
     }
 
-    /// Publishes the text whose time has come.
-    pub async fn publish_due(&mut self) {
-        self.text.flush_due().await;
+    /// Without notices: nothing of our own is shown for silent code.
+    pub fn without_notices(self) -> Self {
+        Self {
+            notice: Notice::Past,
+            ..self
+        }
     }
 
     /// `text/plain` of the cell's result, for the history.
@@ -61,85 +69,56 @@ impl CellOutput {
         self.result.as_deref()
     }
 
-    /// Publishes one event.
-    pub async fn event(&mut self, event: Event) {
-        if self.silent {
-            return;
-        }
-        match event {
-            Event::Notice(text) => self.show_notice(&text).await,
-            Event::Submitted => self.clear_notice(Notice::None).await,
-            Event::Stream { name, text } => {
-                self.clear_notice(Notice::Past).await;
-                self.text.push(name, &text).await;
-            }
-            Event::DisplayData {
-                data,
-                metadata,
-                transient,
-            } => {
-                self.publish(
-                    "display_data",
-                    &json!({"data": data, "metadata": metadata, "transient": transient}),
-                )
-                .await;
-            }
-            Event::ExecuteResult {
-                data,
-                metadata,
-                execution_count,
-            } => {
-                self.result = data.get("text/plain").map(plain_text);
-                let count = execution_count.unwrap_or(self.execution_count);
-                self.publish(
-                    "execute_result",
-                    &json!({"data": data, "metadata": metadata, "execution_count": count}),
-                )
-                .await;
-            }
-            Event::Error(exception) => self.error(&exception.into()).await,
-            Event::UpdateDisplayData { .. }
-            | Event::ClearOutput { .. }
-            | Event::InputRequest { .. }
-            | Event::Message(_)
-            | Event::Of(..) => {}
-        }
+    /// Publishes an `error`.
+    pub async fn error(&mut self, error: &ErrorContent) {
+        self.begin_own().await;
+        self.publisher.content("error", error).await;
     }
 
-    /// Publishes an `error`, unless the cell is silent.
-    pub async fn error(&mut self, error: &ErrorContent) {
-        if !self.silent {
-            self.publish("error", error).await;
-        }
+    /// Publishes a message of ours.
+    pub async fn content(&mut self, msg_type: &str, content: &impl serde::Serialize) {
+        self.begin_own().await;
+        self.publisher.content(msg_type, content).await;
     }
 
     /// Publishes what is still waiting.
     pub async fn finish(&mut self) {
-        self.clear_notice(Notice::Past).await;
-        self.text.flush().await;
+        self.begin_own().await;
+        self.publisher.flush().await;
     }
 
-    async fn publish(&mut self, msg_type: &str, content: &impl serde::Serialize) {
+    /// Takes the notice away, and lets what follows be the request's own.
+    async fn begin_own(&mut self) {
+        self.publisher.turn_to(&self.parent).await;
         self.clear_notice(Notice::Past).await;
-        self.text.flush().await;
-        self.iopub.publish(&self.parent, msg_type, content).await;
+    }
+
+    async fn ask(&mut self, prompt: Prompt) {
+        // The user reads what was printed before the question.
+        self.finish().await;
+        match &self.asker {
+            Some(asker) => asker.ask(prompt),
+            None => refuse_outside_cells(&prompt),
+        }
     }
 
     async fn show_notice(&mut self, text: &str) {
         if self.notice == Notice::Past {
-            tracing::info!(notice = text, "not shown: the cell has output");
+            tracing::info!(
+                notice = text,
+                "not shown: the cell has output, or is silent"
+            );
             return;
         }
+        self.publisher.turn_to(&self.parent).await;
         if self.notice == Notice::Shown {
             let clear = json!({"wait": true});
-            self.iopub
-                .publish(&self.parent, "clear_output", &clear)
-                .await;
+            self.publisher.content("clear_output", &clear).await;
         }
         self.notice = Notice::Shown;
         let name = StreamName::Stderr.as_str();
         let content = json!({"name": name, "text": format!("{text}\n")});
-        self.iopub.publish(&self.parent, "stream", &content).await;
+        self.publisher.content("stream", &content).await;
     }
 
     async fn clear_notice(&mut self, next: Notice) {
@@ -147,11 +126,49 @@ impl CellOutput {
             return;
         }
         if std::mem::replace(&mut self.notice, next) == Notice::Shown {
+            self.publisher.turn_to(&self.parent).await;
             let clear = json!({"wait": false});
-            self.iopub
-                .publish(&self.parent, "clear_output", &clear)
-                .await;
+            self.publisher.content("clear_output", &clear).await;
         }
+    }
+}
+
+impl Publish for Output {
+    async fn event(&mut self, event: Event) {
+        let (origin, event) = unwrap_origin(event);
+        let parent = origin.map_or_else(|| self.parent.clone(), |origin| parent_of(&origin));
+        match event {
+            // Whoever's code asks, the client of the running cell is the one that can answer, as in ipykernel.
+            Event::InputRequest {
+                prompt,
+                password,
+                answer,
+            } => {
+                self.ask(Prompt {
+                    text: prompt,
+                    password,
+                    answer,
+                })
+                .await;
+            }
+            event if parent != self.parent => {
+                self.publisher.event(&parent, event, 0).await;
+            }
+            Event::Notice(text) => self.show_notice(&text).await,
+            Event::Submitted => self.clear_notice(Notice::None).await,
+            event => {
+                if let Event::ExecuteResult { data, .. } = &event {
+                    self.result = data.get("text/plain").map(plain_text);
+                }
+                self.begin_own().await;
+                let count = self.execution_count;
+                self.publisher.event(&parent, event, count).await;
+            }
+        }
+    }
+
+    fn publisher(&mut self) -> &mut Publisher {
+        &mut self.publisher
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::execute::Running;
+use super::running::Running;
 
 /// Waits until the process has to stop. Until then, every SIGINT interrupts the cell that runs.
 pub async fn told_to_stop(running: &Running) {

@@ -1,8 +1,9 @@
-//! Every request but `execute_request`, on shell and control alike.
+//! What is answered at once, on shell and control alike, also while a cell runs; the rest goes into the queue.
 //!
-//! All of them are answered at once, also while a cell runs: none of them needs the remote side. Each is surrounded by
-//! `busy` and `idle`, on control too, because clients wait for both. A request of an unknown type is logged and dropped; one on
-//! which the kernel fails is answered with an error, and the next one is served.
+//! Cells and comm messages are the queue's, and questions to the remote kernel as long as there is one: they are served in the
+//! order in which they were sent. Each request is surrounded by `busy` and `idle`, on control too, because clients wait for both.
+//! A request of an unknown type is logged and dropped; one on which the kernel fails is answered with an error, and the next one
+//! is served.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -11,11 +12,14 @@ use futures_util::FutureExt;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::execute::{Running, while_busy};
 use super::history::keeper::Keeper;
 use super::info::kernel_info;
 use super::is_complete::{Completeness, is_complete};
-use super::messages::{CommOpen, CursorRequest, IsCompleteRequest, ShutdownRequest, error_reply};
+use super::messages::{IsCompleteRequest, ShutdownRequest, error_reply, invalid};
+use super::questions;
+use super::queue::{Queued, Work};
+use super::running::{Running, while_busy};
+use crate::backend::Backend;
 use crate::jupyter::connection::ConnectionInfo;
 use crate::jupyter::iopub::IoPub;
 use crate::jupyter::message::Request;
@@ -30,16 +34,10 @@ pub enum Channel {
     Control,
 }
 
-/// What goes out between `busy` and `idle`.
-enum Answer {
-    Reply(Value),
-    /// `comm_close`: there is nothing that this comm could talk to.
-    CloseComm(String),
-    Nothing,
-}
-
 /// What the answers are made of.
-pub struct Responder {
+pub struct Responder<B> {
+    /// What runs the cells.
+    pub backend: Arc<B>,
     /// Where `busy` and `idle` go.
     pub iopub: IoPub,
     /// What has run.
@@ -48,22 +46,41 @@ pub struct Responder {
     pub running: Arc<Running>,
     /// For `connect_request`.
     pub connection: ConnectionInfo,
-    /// Where cells wait.
-    pub cells: mpsc::UnboundedSender<Request>,
+    /// Where requests wait for their turn.
+    pub queue: mpsc::UnboundedSender<Queued>,
     /// Told when the kernel has to stop.
     pub stop: mpsc::Sender<()>,
 }
 
-impl Responder {
+impl<B: Backend> Responder<B> {
     /// Serves one socket until it is closed.
     pub async fn serve(self: Arc<Self>, channel: Channel, mut inbox: Inbox, outbox: Outbox) {
         while let Some(request) = inbox.recv().await {
-            if request.msg_type() == "execute_request" && channel == Channel::Shell {
-                // The executor ends only with the process.
-                let _ = self.cells.send(request);
-                continue;
+            match Work::of(request.msg_type()) {
+                Some(work) if self.waits(work, channel) => {
+                    let outbox = outbox.clone();
+                    // The executor ends only with the process.
+                    let _ = self.queue.send(Queued {
+                        work,
+                        request,
+                        outbox,
+                    });
+                }
+                None if request.msg_type() == "usage_request" => {
+                    tokio::spawn(self.clone().usage(request, outbox.clone()));
+                }
+                _ => self.respond(channel, &outbox, &request).await,
             }
-            self.respond(channel, &outbox, &request).await;
+        }
+    }
+
+    /// Whether this is served in its turn. Where there is no session a question is answered at once: nobody will have another
+    /// answer, and a cell that waits for a machine must not hold it back.
+    fn waits(&self, work: Work, channel: Channel) -> bool {
+        match work {
+            Work::Cell => channel == Channel::Shell,
+            Work::Comm => true,
+            Work::Question(_) => self.backend.has_session(),
         }
     }
 
@@ -75,51 +92,42 @@ impl Responder {
         let answer = AssertUnwindSafe(self.answer(request)).catch_unwind().await;
         let answer = answer.unwrap_or_else(|_| {
             let text = format!("The kernel failed while it served this {msg_type}");
-            Some(Answer::Reply(error_reply("InternalError", &text)))
+            Some(error_reply("InternalError", &text))
         });
-        let Some(answer) = answer else {
+        let Some(content) = answer else {
             tracing::warn!(msg_type, ?channel, "unknown request dropped");
             return;
         };
-        let parent = request.parent();
-        while_busy(&self.iopub, &parent, async {
-            match answer {
-                Answer::Reply(content) => {
-                    let reply = msg_type.replace("_request", "_reply");
-                    outbox.reply(request, &reply, &content).await;
-                }
-                Answer::CloseComm(comm_id) => {
-                    let content = json!({"comm_id": comm_id, "data": {}});
-                    self.iopub.publish(&parent, "comm_close", &content).await;
-                }
-                Answer::Nothing => {}
-            }
-        })
-        .await;
+        let reply = msg_type.replace("_request", "_reply");
+        let work = outbox.reply(request, &reply, &content);
+        while_busy(&self.iopub, &request.parent(), work).await;
     }
 
     /// What a request is answered with. `None`: it is of no type that is known.
-    async fn answer(&self, request: &Request) -> Option<Answer> {
-        let content = match request.msg_type() {
+    async fn answer(&self, request: &Request) -> Option<Value> {
+        if let Some(Work::Question(question)) = Work::of(request.msg_type()) {
+            return Some(questions::nothing(question, request));
+        }
+        Some(match request.msg_type() {
             "kernel_info_request" => kernel_info(),
             "connect_request" => self.ports(),
-            "comm_info_request" => json!({"status": "ok", "comms": {}}),
             "history_request" => self.history(request).await,
             "is_complete_request" => completeness(request),
-            "complete_request" => no_completions(request),
-            "inspect_request" => {
-                json!({"status": "ok", "found": false, "data": {}, "metadata": {}})
-            }
             "interrupt_request" => {
                 self.running.interrupt();
                 json!({"status": "ok"})
             }
-            "comm_open" => return Some(refused_comm(request)),
-            // The front-end has been told that no comm is open; what it sends all the same has nowhere to go.
-            "comm_msg" | "comm_close" => return Some(Answer::Nothing),
             _ => return None,
-        };
-        Some(Answer::Reply(content))
+        })
+    }
+
+    /// Asks the remote kernel beside everything else: the answer may take its time.
+    async fn usage(self: Arc<Self>, request: Request, outbox: Outbox) {
+        while_busy(&self.iopub, &request.parent(), async {
+            let content = questions::usage(&*self.backend, &request).await;
+            outbox.reply(&request, "usage_reply", &content).await;
+        })
+        .await;
     }
 
     /// Replies, tells everybody on iopub as ipykernel does, and lets the kernel stop.
@@ -159,16 +167,6 @@ impl Responder {
     }
 }
 
-fn refused_comm(request: &Request) -> Answer {
-    match request.content::<CommOpen>() {
-        Ok(CommOpen { comm_id }) => Answer::CloseComm(comm_id),
-        Err(error) => {
-            tracing::warn!(%error, "malformed comm_open");
-            Answer::Nothing
-        }
-    }
-}
-
 fn completeness(request: &Request) -> Value {
     let code = match request.content::<IsCompleteRequest>() {
         Ok(content) => content.code,
@@ -181,25 +179,4 @@ fn completeness(request: &Request) -> Value {
         }
         _ => json!({"status": verdict.status()}),
     }
-}
-
-fn no_completions(request: &Request) -> Value {
-    match request.content::<CursorRequest>() {
-        Ok(content) => {
-            let cursor = content
-                .cursor_pos
-                .unwrap_or_else(|| content.code.chars().count());
-            json!({"status": "ok", "matches": [], "cursor_start": cursor, "cursor_end": cursor, "metadata": {}})
-        }
-        Err(error) => invalid(request, &error),
-    }
-}
-
-fn invalid(request: &Request, error: &serde_json::Error) -> Value {
-    let msg_type = request.msg_type();
-    tracing::warn!(%error, msg_type, "malformed request");
-    error_reply(
-        "InvalidRequest",
-        &format!("This {msg_type} cannot be read: {error}"),
-    )
 }

@@ -8,7 +8,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tokio::time::timeout;
-use zeromq::{DealerSocket, ReqSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
+use zeromq::util::PeerIdentity;
+use zeromq::{
+    DealerSocket, ReqSocket, Socket, SocketOptions, SocketRecv, SocketSend, SubSocket, ZmqMessage,
+};
 
 /// How long any single answer may take.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -18,7 +21,11 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 pub struct Message {
     pub header: Value,
     pub parent: Value,
+    pub metadata: Value,
     pub content: Value,
+    pub buffers: Vec<Bytes>,
+    /// The content as it came.
+    pub raw: Bytes,
 }
 
 impl Message {
@@ -66,6 +73,7 @@ impl Answer {
 pub struct Client {
     pub shell: DealerSocket,
     pub control: DealerSocket,
+    pub stdin: DealerSocket,
     pub heartbeat: ReqSocket,
     pub iopub: SubSocket,
     key: String,
@@ -102,9 +110,17 @@ impl Client {
             let separator = if transport == "ipc" { "-" } else { ":" };
             format!("{transport}://{ip}{separator}{}", info[name])
         };
+        // As in jupyter_client: one identity on all sockets, by which a prompt finds the client of its cell.
+        let identity = uuid::Uuid::new_v4().to_string();
+        let dealer = || {
+            let mut options = SocketOptions::default();
+            options.peer_identity(PeerIdentity::try_from(identity.as_bytes()).unwrap());
+            DealerSocket::with_options(options)
+        };
         let mut client = Self {
-            shell: DealerSocket::new(),
-            control: DealerSocket::new(),
+            shell: dealer(),
+            control: dealer(),
+            stdin: dealer(),
             heartbeat: ReqSocket::new(),
             iopub: SubSocket::new(),
             key: info["key"].as_str().unwrap_or("").to_owned(),
@@ -119,6 +135,7 @@ impl Client {
             .connect(&endpoint("control_port"))
             .await
             .unwrap();
+        client.stdin.connect(&endpoint("stdin_port")).await.unwrap();
         client
             .heartbeat
             .connect(&endpoint("hb_port"))
@@ -133,6 +150,17 @@ impl Client {
 
     /// A request, signed, as its frames.
     pub fn request(&self, msg_type: &str, content: &Value) -> (String, ZmqMessage) {
+        self.message(msg_type, content, &json!({}), &[])
+    }
+
+    /// A message with this parent and these buffers, signed, as its frames.
+    pub fn message(
+        &self,
+        msg_type: &str,
+        content: &Value,
+        parent: &Value,
+        buffers: &[&'static [u8]],
+    ) -> (String, ZmqMessage) {
         let msg_id = uuid::Uuid::new_v4().to_string();
         let header = json!({
             "msg_id": msg_id, "msg_type": msg_type, "session": self.session, "username": "tester",
@@ -140,7 +168,7 @@ impl Client {
         });
         let parts = [
             header.to_string(),
-            "{}".into(),
+            parent.to_string(),
             "{}".into(),
             content.to_string(),
         ];
@@ -156,6 +184,7 @@ impl Client {
             .collect();
         let mut frames = vec![Bytes::from_static(b"<IDS|MSG>"), signature.into()];
         frames.extend(parts.map(Bytes::from));
+        frames.extend(buffers.iter().map(|buffer| Bytes::from_static(buffer)));
         (msg_id, ZmqMessage::try_from(frames).unwrap())
     }
 
@@ -171,6 +200,20 @@ impl Client {
         let (id, frames) = self.request(msg_type, content);
         self.control.send(frames).await.unwrap();
         id
+    }
+
+    /// The next prompt on stdin.
+    pub async fn prompt(&mut self) -> Message {
+        let frames = timeout(LIMIT, self.stdin.recv()).await;
+        let prompt = decode(frames.expect("no prompt in time").unwrap());
+        assert_eq!(prompt.msg_type(), "input_request");
+        prompt
+    }
+
+    /// Answers a prompt, with this parent.
+    pub async fn answer_prompt(&mut self, value: &str, parent: &Value) {
+        let (_, frames) = self.message("input_reply", &json!({"value": value}), parent, &[]);
+        self.stdin.send(frames).await.unwrap();
     }
 
     /// The next reply on shell.
@@ -282,6 +325,9 @@ fn decode(message: ZmqMessage) -> Message {
     Message {
         header: part(1),
         parent: part(2),
+        metadata: part(3),
         content: part(4),
+        buffers: frames[at + 6..].to_vec(),
+        raw: frames[at + 5].clone(),
     }
 }
