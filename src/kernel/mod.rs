@@ -18,6 +18,7 @@ pub mod messages;
 pub mod output;
 pub mod process;
 pub mod requests;
+pub mod widgets;
 
 use std::path::PathBuf;
 use std::sync::Arc;
