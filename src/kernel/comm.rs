@@ -1,8 +1,8 @@
 //! Comms: what the widgets of the front-end and of the kernel say to each other.
 //!
 //! A comm message of the front-end waits in the queue like a cell and is served like one, between `busy` and `idle`; what the
-//! callback shows belongs to that message. All comm messages, both ways, pass through [`Comms`], which knows what is open. With
-//! the session all comms are gone, and the front-end is told so of each.
+//! callback shows belongs to that message. All comm messages, both ways, pass through [`Comms`], which knows what is open and has
+//! widgets translated (`widgets.rs`). With the session all comms are gone, and the front-end is told so of each.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,17 +14,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::execute::Executor;
 use super::output::Output;
-use super::publish::publish_all;
-use crate::backend::{self, Backend, Message, Origin};
+use super::publish::{Publish, publish_all};
+use super::widgets::{Bridge, Mode};
+use crate::backend::{self, Backend, Event, JsonMap, Message, Origin};
 use crate::jupyter::message::Request;
 
 /// The comms of one kernel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Comms(Mutex<State>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     open: BTreeSet<String>,
+    bridge: Bridge,
 }
 
 /// What all comm messages have.
@@ -39,32 +41,56 @@ fn comm_id(content: &RawValue) -> Option<String> {
 }
 
 impl Comms {
+    /// No comms yet; widgets are translated as the mode says.
+    pub fn new(widgets: Mode) -> Self {
+        Self(Mutex::new(State {
+            open: BTreeSet::new(),
+            bridge: Bridge::new(widgets),
+        }))
+    }
+
     /// What the front-end gets for a message of the kernel. Messages that are of no comm pass as they are.
-    pub fn to_front_end(&self, message: Message) -> Message {
-        self.pass(&message);
+    pub fn to_front_end(&self, mut message: Message) -> Message {
+        let mut state = self.state();
+        state.follow(&message);
+        let (msg_type, content) = (&message.msg_type, &message.content);
+        if let Some(translated) = state.bridge.to_front_end(msg_type, content) {
+            message.content = translated;
+        }
         message
     }
 
     /// What the kernel gets for a comm message of the front-end.
-    pub fn to_kernel(&self, message: Message) -> Message {
-        self.pass(&message);
+    pub fn to_kernel(&self, mut message: Message) -> Message {
+        let mut state = self.state();
+        state.follow(&message);
+        let (msg_type, content) = (&message.msg_type, &message.content);
+        if let Some(translated) = state.bridge.to_kernel(msg_type, content) {
+            message.content = translated;
+        }
         message
     }
 
     /// The front-end has turned out to be VS Code.
-    pub fn is_vs_code(&self) {}
-
-    /// Forgets a comm that was opened in vain.
-    pub fn forget(&self, comm_id: &str) {
-        self.state().open.remove(comm_id);
+    pub fn is_vs_code(&self) {
+        self.state().bridge.is_vs_code();
     }
 
     /// Forgets all comms, and says which were open.
     pub fn forget_all(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.state().open)
+        let mut state = self.state();
+        state.bridge.forget_all();
+        std::mem::take(&mut state.open)
     }
 
-    fn pass(&self, message: &Message) {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Remembers what is open after this message.
+    fn follow(&mut self, message: &Message) {
         let opens = match message.msg_type.as_str() {
             "comm_open" => true,
             "comm_close" => false,
@@ -73,17 +99,24 @@ impl Comms {
         let Some(id) = comm_id(&message.content) else {
             return;
         };
-        let mut state = self.state();
         if opens {
-            state.open.insert(id);
+            self.open.insert(id);
         } else {
-            state.open.remove(&id);
+            self.open.remove(&id);
         }
     }
+}
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Tells the front-end that a comm is no more.
+fn close(comm_id: &str) -> Event {
+    let content = json!({"comm_id": comm_id, "data": {}}).to_string();
+    Event::Message(Message {
+        msg_type: "comm_close".into(),
+        // What has been written as JSON can be read as JSON.
+        content: RawValue::from_string(content).unwrap_or_else(|_| RawValue::NULL.to_owned()),
+        metadata: JsonMap::new(),
+        buffers: Vec::new(),
+    })
 }
 
 impl<B: Backend> Executor<B> {
@@ -102,9 +135,7 @@ impl<B: Backend> Executor<B> {
             self.backend.has_session() && self.hand_over(request, interrupt, &mut output).await;
         output.finish().await;
         if msg_type == "comm_open" && !taken {
-            self.comms.forget(&comm_id);
-            let content = json!({"comm_id": comm_id, "data": {}});
-            output.content("comm_close", &content).await;
+            output.event(close(&comm_id)).await;
         }
     }
 
@@ -136,8 +167,7 @@ impl<B: Backend> Executor<B> {
     /// Tells the front-end that every open comm is gone with the session.
     pub(super) async fn close_comms(&self, output: &mut Output) {
         for comm_id in self.comms.forget_all() {
-            let content = json!({"comm_id": comm_id, "data": {}});
-            output.content("comm_close", &content).await;
+            output.event(close(&comm_id)).await;
         }
     }
 }

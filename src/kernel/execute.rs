@@ -156,7 +156,7 @@ impl<B: Backend> Executor<B> {
                 return (failed("InvalidRequest", &text, 0), Verdict::Continue);
             }
         };
-        if !content.counted() && frontends::is_vs_code(&content.code) {
+        if !content.counted() && frontends::is_of_vs_code(&content.code) {
             self.comms.is_vs_code();
         }
         let expected = self.backend.next_execution_count();

@@ -51,6 +51,13 @@ pub fn early_code(code: &str) -> EarlyCode {
     }
 }
 
+/// Whether this is code that VS Code's Jupyter extension sends on its own.
+pub fn is_of_vs_code(code: &str) -> bool {
+    [BACKGROUND_MIME, "_VSCODE_", "__vsc_ipynb_file__"]
+        .iter()
+        .any(|mark| code.contains(mark))
+}
+
 const BACKGROUND_MIME: &str = "application/vnd.vscode.bg.execution";
 
 /// Whether every statement imports under a private name, prints a version or the interpreter's path, or tidies up.
@@ -194,12 +201,13 @@ mod tests {
     #[test]
     fn vs_code_is_known_by_its_start_up_code() {
         for code in [
-            "import sys as _VSCODE_sys\nprint(_VSCODE_sys.executable)",
-            "__vsc_ipynb_file__ = '/home/me/a.ipynb'",
+            "import ipywidgets as _VSCODE_ipywidgets",
+            "__vsc_ipynb_file__ = \"/home/me/a.ipynb\"\n%config Completer.use_jedi = False",
+            "display({\"application/vnd.vscode.bg.execution.1\": \"\"}, raw=True)",
         ] {
-            assert!(is_vs_code(code));
+            assert!(is_of_vs_code(code), "{code:?}");
         }
-        assert!(!is_vs_code("import sys\nprint(sys.executable)"));
+        assert!(!is_of_vs_code("import sys; sys.version"));
     }
 
     #[test]

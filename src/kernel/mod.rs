@@ -26,6 +26,7 @@ pub mod queue;
 pub mod requests;
 pub mod running;
 pub mod stdin;
+pub mod widgets;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,6 +59,8 @@ const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 pub struct Options {
     /// Where the history is kept (`None`: in memory only).
     pub state_dir: Option<PathBuf>,
+    /// When widgets are translated.
+    pub widgets: widgets::Mode,
 }
 
 /// Why a kernel does not serve, or no longer.
@@ -86,7 +89,7 @@ pub async fn run<B: Backend>(
     let starting = json!({"execution_state": "starting"});
     iopub.publish(&Parent::none(), "status", &starting).await;
 
-    let comms = Arc::new(Comms::default());
+    let comms = Arc::new(Comms::new(options.widgets));
     let (sender, background) = backend::events();
     backend.attach(sender);
     tokio::spawn(Background::run(iopub.clone(), comms.clone(), background));

@@ -75,12 +75,6 @@ impl Output {
         self.publisher.content("error", error).await;
     }
 
-    /// Publishes a message of ours.
-    pub async fn content(&mut self, msg_type: &str, content: &impl serde::Serialize) {
-        self.begin_own().await;
-        self.publisher.content(msg_type, content).await;
-    }
-
     /// Publishes what is still waiting.
     pub async fn finish(&mut self) {
         self.begin_own().await;

@@ -10,6 +10,7 @@ mod demo;
 mod emulator;
 mod kernel;
 mod mcp_client;
+mod node;
 mod python;
 mod python_env;
 mod wire;

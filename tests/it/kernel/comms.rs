@@ -1,5 +1,6 @@
 //! Comm messages of the front-end and of the kernel.
 
+use colab_kernel::backend::Event;
 use serde_json::{Value, json};
 use zeromq::SocketSend;
 
@@ -144,4 +145,47 @@ async fn a_lost_session_closes_every_comm_that_was_open_before_the_reply() {
     let closed: Vec<_> = outputs[2..].iter().map(|m| &m.content["comm_id"]).collect();
     assert_eq!(closed, ["kernels", "ours"]);
     assert!(client.run("lose").await.outputs().len() == 1, "once");
+}
+
+/// A slider of ipywidgets 7, as its kernel opens it.
+const SLIDER: &str = r#"message comm_open {"comm_id": "w", "target_name": "jupyter.widget", "data": {"state": {"_model_module": "@jupyter-widgets/controls", "_model_module_version": "1.5.0", "_model_name": "IntSliderModel", "_view_module": "@jupyter-widgets/controls", "_view_module_version": "1.5.0", "_view_name": "IntSliderView", "description_tooltip": "tip", "value": 1}}}"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn widgets_of_version_7_are_translated_from_cells_threads_and_callbacks_and_back() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let opened = client.run(&format!("remember\n{SLIDER}")).await;
+    let opened = opened.outputs()[0].clone();
+    let state = &opened.content["data"]["state"];
+    assert_eq!(state["_model_module_version"], "2.0.0");
+    assert_eq!(state["tooltip"], "tip");
+
+    let back = json!({"comm_id": "w", "data": {"method": "update", "state": {"tooltip": "new"}, "buffer_paths": [],
+        "code": "message comm_msg {\"comm_id\": \"w\", \"data\": {\"method\": \"update\", \
+                 \"state\": {\"description_tooltip\": \"third\"}, \"buffer_paths\": []}}"}});
+    let id = client.send("comm_msg", &back).await;
+    let callback = client.until(&id, "comm_msg").await;
+    assert_eq!(callback.content["data"]["state"]["tooltip"], "third");
+    client.until_idle(&id).await;
+    let sent = fixture.backend.comms.lock().unwrap()[0].content.to_string();
+    let sent: Value = serde_json::from_str(&sent).unwrap();
+    assert_eq!(sent["data"]["state"]["description_tooltip"], "new");
+
+    let content = json!({"comm_id": "w", "data": {"method": "update", "state": {"description_tooltip": "late"}, "buffer_paths": []}});
+    let late = super::scripted::message("comm_msg", &content.to_string(), Vec::new());
+    fixture.backend.later(Event::Message(late)).await;
+    let late = fixture.client.until(opened.parent_id(), "comm_msg").await;
+    assert_eq!(late.content["data"]["state"]["tooltip"], "late");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn widgets_pass_untouched_to_vs_code() {
+    let mut fixture = kernel().await;
+    let client = &mut fixture.client;
+    let mut start_up = execute("import ipywidgets as _VSCODE_ipywidgets");
+    start_up["store_history"] = false.into();
+    client.ask("execute_request", &start_up).await;
+    let opened = client.run(SLIDER).await;
+    let (_, content) = SLIDER.split_once("comm_open ").unwrap();
+    assert_eq!(opened.outputs()[0].raw, content);
 }

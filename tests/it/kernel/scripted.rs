@@ -71,7 +71,7 @@ fn exception(ename: &str, evalue: &str) -> Exception {
     }
 }
 
-fn message(msg_type: &str, content: &str, buffers: Vec<Bytes>) -> Message {
+pub fn message(msg_type: &str, content: &str, buffers: Vec<Bytes>) -> Message {
     Message {
         msg_type: msg_type.into(),
         content: RawValue::from_string(content.to_owned()).unwrap(),
