@@ -19,6 +19,7 @@ use url::{Host, Url};
 use crate::backend::JsonMap;
 use crate::colab::companion::JOURNAL_BYTES;
 use crate::colab::runtime::RuntimeChoice;
+use crate::kernel::widgets::Mode;
 
 /// Colab's own MCP endpoint.
 pub const DEFAULT_ENDPOINT: &str = "https://colaboratory.googleapis.com/mcp";
@@ -66,23 +67,11 @@ pub struct Settings {
     /// Variables of this process's environment that code on Colab gets, by name.
     pub forward_env: Vec<(String, Secret)>,
     /// Whether widgets of ipywidgets 7 are put into the words of 8.
-    pub widgets: WidgetBridge,
+    pub widgets: Mode,
     /// What to log; `None` is nothing. Read by [`crate::logging`].
     pub log: Option<String>,
     /// Where logs are kept. Not created before something is written.
     pub state_dir: PathBuf,
-}
-
-/// Whether widgets of ipywidgets 7 are put into the words of 8.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum WidgetBridge {
-    /// For front-ends that do not speak both themselves.
-    #[default]
-    Auto,
-    /// Never.
-    Off,
-    /// Always.
-    On,
 }
 
 /// How cells reach Colab.
@@ -338,13 +327,8 @@ fn names(value: &str) -> Result<Vec<String>, &'static str> {
         .collect()
 }
 
-fn widgets(value: &str) -> Result<WidgetBridge, &'static str> {
-    match value.trim().to_ascii_lowercase().as_str() {
-        "auto" => Ok(WidgetBridge::Auto),
-        "on" => Ok(WidgetBridge::On),
-        "off" => Ok(WidgetBridge::Off),
-        _ => Err("`auto`, `on` or `off`"),
-    }
+fn widgets(value: &str) -> Result<Mode, &'static str> {
+    value.trim().parse().map_err(|_| "`auto`, `on` or `off`")
 }
 
 fn backend(value: &str) -> Result<BackendKind, &'static str> {
@@ -523,7 +507,7 @@ mod tests {
                 companion: true,
                 journal_bytes: 64 * 1024 * 1024,
                 forward_env: Vec::new(),
-                widgets: WidgetBridge::Auto,
+                widgets: Mode::Auto,
                 log: None,
                 state_dir: PathBuf::from("/s"),
             }

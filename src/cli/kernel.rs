@@ -64,7 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     super::block_on(async {
         let options = Options {
             state_dir: Some(settings.state_dir.clone()),
-            ..Options::default()
+            widgets: settings.widgets,
         };
         Ok(kernel::run(connection, backend(settings)?, options).await?)
     })

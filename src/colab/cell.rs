@@ -265,7 +265,8 @@ impl<S: Service> Run<'_, S> {
         Ok(Outcome {
             execution_count: told,
             exception,
-            ..Outcome::default()
+            user_expressions: refused_expressions(cell),
+            payload: Vec::new(),
         })
     }
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::api::{ExecuteCodeResult, Runtime};
-use super::cell::Run;
+use super::cell::{Run, refused_expressions};
 use super::companion::Companion;
 use super::files::Files;
 use super::live::Tail;
@@ -356,10 +356,6 @@ impl<S: Service> ColabBackend<S> {
 
 impl<S: Service> Backend for ColabBackend<S> {
     async fn execute(&self, cell: Cell, events: EventSender) -> Result<Outcome, BackendError> {
-        let idle = Outcome {
-            user_expressions: super::cell::refused_expressions(&cell),
-            ..Outcome::default()
-        };
         if !cell.store_history
             && let Some(companion) = self.companion()
         {
@@ -367,7 +363,10 @@ impl<S: Service> Backend for ColabBackend<S> {
         }
         // Silent code has nothing to show, and a session is not opened for uncounted code.
         if cell.silent || !(cell.store_history || self.has_session()) {
-            return Ok(idle);
+            return Ok(Outcome {
+                user_expressions: refused_expressions(&cell),
+                ..Outcome::default()
+            });
         }
         let running = Running::begin(self, cell.interrupt.clone());
         let run = Run {
@@ -375,11 +374,7 @@ impl<S: Service> Backend for ColabBackend<S> {
             waiting: Waiting { events: &events },
             stop: &running.stop,
         };
-        let outcome = run.cell(&cell).await?;
-        Ok(Outcome {
-            user_expressions: idle.user_expressions,
-            ..outcome
-        })
+        run.cell(&cell).await
     }
 
     fn attach(&self, background: EventSender) {
