@@ -336,7 +336,7 @@ async fn make(environment: &Environment, progress: &ProgressFn) -> Result<(), Py
     install.args(pip).arg(&list).env(TEMPORARY, &scratch);
     run(&mut install).await.map_err(pip_error)?;
     tokio::fs::remove_dir_all(&scratch).await.map_err(failed)?;
-    let imports = "import jupyter_server.serverapp, ipykernel.kernelapp, matplotlib.font_manager";
+    let imports = "import jupyter_server.serverapp, ipykernel.kernelapp, kernel_gateway.gatewayapp, matplotlib.font_manager";
     run(Command::new(environment.python())
         .args(["-c", imports])
         .env("MPLCONFIGDIR", environment.matplotlib()))
