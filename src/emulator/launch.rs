@@ -28,8 +28,8 @@ const LAUNCHER: &str = include_str!("launcher.py");
 const KERNEL: &str = include_str!("kernel.py");
 const GATEWAY: &str = include_str!("gateway.py");
 
-/// How long a server may take until it answers.
-const START: Duration = Duration::from_secs(60);
+/// How long a server may take until it answers, also on a machine that has much else to do. Its end is noticed at once.
+const START: Duration = Duration::from_secs(180);
 
 /// How long the launcher may take to end what it has started.
 const END: Duration = Duration::from_secs(10);

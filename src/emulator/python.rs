@@ -107,7 +107,15 @@ pub(super) struct Python {
     pub matplotlib: Option<PathBuf>,
 }
 
-/// The interpreter of the choice, checked or made.
+/// The interpreter that an emulator of this choice runs its kernels with, checked or made.
+pub async fn interpreter(choice: &PythonChoice, kernels: Kernels) -> Result<PathBuf, PythonError> {
+    let progress: ProgressFn = std::sync::Arc::new(|line| tracing::info!("{line}"));
+    resolve(choice, kernels, &progress)
+        .await
+        .map(|python| python.path)
+}
+
+/// The same, with what comes with it.
 pub(super) async fn resolve(
     choice: &PythonChoice,
     kernels: Kernels,

@@ -26,7 +26,7 @@ pub(super) struct JupyterServer {
     /// Their own token, which only the proxy knows.
     pub token: String,
     /// The sessions that the service has opened, where the server lists none.
-    opened: Option<Mutex<Vec<String>>>,
+    opened: Option<Mutex<Vec<JupyterSession>>>,
     show: SessionsShow,
     directory: PathBuf,
     http: reqwest::Client,
@@ -159,15 +159,16 @@ impl JupyterServer {
                 .await?;
             return read(response).await;
         };
-        let ids = locked(opened).clone();
+        let sessions = locked(opened).clone();
         let mut found = Vec::new();
-        for id in ids {
-            let path = format!("/api/sessions/{id}");
+        for session in sessions {
+            // By its kernel: the gateway cannot answer for a single session.
+            let path = format!("/api/kernels/{}", session.kernel.id);
             let response = self.call(reqwest::Method::GET, &path, None).await?;
             if response.status().is_success() {
-                found.push(read(response).await?);
+                found.push(session);
             } else {
-                locked(opened).retain(|known| *known != id);
+                locked(opened).retain(|known| known.id != session.id);
             }
         }
         Ok(found)
@@ -193,7 +194,7 @@ impl JupyterServer {
             .await?;
         let session: JupyterSession = read(response).await?;
         if let Some(opened) = &self.opened {
-            locked(opened).push(session.id.clone());
+            locked(opened).push(session.clone());
         }
         Ok(session)
     }
@@ -233,7 +234,9 @@ impl JupyterServer {
             )
         })?;
         let status = response.status();
-        if status.is_success() || status == reqwest::StatusCode::NOT_FOUND {
+        // GONE is a session whose kernel went first.
+        let absent = [reqwest::StatusCode::NOT_FOUND, reqwest::StatusCode::GONE].contains(&status);
+        if status.is_success() || absent {
             return Ok(response);
         }
         Err(Failure::new(
