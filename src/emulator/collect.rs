@@ -10,10 +10,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::errors::{Code, Failure};
+use super::counters::Counters;
+use super::errors::{self, Failure};
 use super::executions::Execution;
 use super::kernel_client::{Arrival, KernelClient, Message, Status};
-use super::quirks::{Ints, Quirks, Stdin};
+use super::quirks::{Code, Ints, Quirks, ServiceSession, Stdin, UnknownIopub};
 
 /// How long the second sign of the end is waited for while nothing else comes: longer than one very large message takes.
 const GRACE: Duration = Duration::from_secs(10);
@@ -27,7 +28,28 @@ pub(super) enum Ending {
     Completed(Outputs),
     /// The kernel went away.
     KernelDied(Outputs),
+    /// The service did not bear what it read.
+    Failed(Failure),
 }
+
+/// What a kernel may send on iopub (jupyter-client's messaging specification, and Colab's own).
+const KNOWN: [&str; 15] = [
+    "clear_output",
+    "colab_request",
+    "comm_close",
+    "comm_msg",
+    "comm_open",
+    "debug_event",
+    "display_data",
+    "error",
+    "execute_input",
+    "execute_result",
+    "iopub_welcome",
+    "shutdown_reply",
+    "status",
+    "stream",
+    "update_display_data",
+];
 
 /// What an execution left besides its text.
 #[derive(Default)]
@@ -79,15 +101,19 @@ pub(super) async fn run(
     client: &mut KernelClient,
     execution: &Execution,
     quirks: &Quirks,
+    counters: &Counters,
 ) -> Ending {
     let mut outputs = Outputs::default();
     let id = &execution.message_id;
     let allow_stdin = quirks.stdin == Stdin::Hang;
-    if client
-        .execute(id, &execution.code, allow_stdin)
-        .await
-        .is_err()
-    {
+    let code = match quirks.code {
+        Code::AsIs => execution.code.clone(),
+        Code::Rewritten => rewritten(&execution.code),
+    };
+    if quirks.service_session == ServiceSession::Fresh {
+        client.change_session();
+    }
+    if client.execute(id, &code, allow_stdin).await.is_err() {
         return Ending::KernelDied(outputs);
     }
     let (mut replied, mut idle, mut lost) = (false, false, 0);
@@ -105,11 +131,7 @@ pub(super) async fn run(
                 let reply: Reply = message.read();
                 if reply.status == "aborted" {
                     // A cell that failed aborts what is queued at that moment, also the first request after it.
-                    if client
-                        .execute(id, &execution.code, allow_stdin)
-                        .await
-                        .is_err()
-                    {
+                    if client.execute(id, &code, allow_stdin).await.is_err() {
                         return Ending::KernelDied(outputs);
                     }
                     idle = false;
@@ -119,6 +141,15 @@ pub(super) async fn run(
                 outputs.take_reply(reply);
             }
             Arrival::Iopub(message) if message.parent == *id => {
+                let unknown = !KNOWN.contains(&message.kind.as_str());
+                if unknown && quirks.unknown_iopub == UnknownIopub::Fail {
+                    counters.unknown_iopub.add();
+                    return Ending::Failed(Failure::new(
+                        errors::Code::Internal,
+                        "INTERNAL",
+                        format!("Unexpected message '{}' from the kernel", message.kind),
+                    ));
+                }
                 if message.kind == "status" {
                     idle |= message.read::<Status>().execution_state == "idle";
                 } else {
@@ -135,6 +166,18 @@ pub(super) async fn run(
     } else {
         Ending::KernelDied(outputs)
     }
+}
+
+/// The code between two comments of the service's own. They are indented like it, because IPython takes the first line for
+/// the measure; before a cell magic, which has to be first, there is only a blank line.
+fn rewritten(code: &str) -> String {
+    let text = code.trim_start_matches('\n');
+    let first = text.trim_start_matches([' ', '\t']);
+    if first.starts_with("%%") {
+        return format!("\n{code}");
+    }
+    let indent = &text[..text.len() - first.len()];
+    format!("{indent}# begin\n{code}\n{indent}# end")
 }
 
 impl Outputs {
@@ -226,7 +269,7 @@ impl Outputs {
             let written = write_rich(&self.rich, execution, root, quirks).await;
             let written = written.map_err(|error| {
                 Failure::new(
-                    Code::Internal,
+                    errors::Code::Internal,
                     "INTERNAL",
                     format!("A rich output could not be written: {error}"),
                 )
@@ -309,4 +352,16 @@ fn cap(text: &str, quirks: &Quirks) -> String {
         &text[..end]
     };
     kept.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rewritten_code_contains_the_callers_and_keeps_its_indentation() {
+        assert_eq!(rewritten("x = 1\nx"), "# begin\nx = 1\nx\n# end");
+        assert_eq!(rewritten("\n  x\n"), "  # begin\n\n  x\n\n  # end");
+        assert_eq!(rewritten("%%bash\nls"), "\n%%bash\nls");
+    }
 }

@@ -82,16 +82,18 @@ struct ConnectionFile {
 }
 
 impl KernelClient {
-    /// Connects to the kernel of this connection file, waiting for one that is starting. The flag is set as long as the
-    /// kernel is there.
+    /// Connects to the kernel of this connection file, waiting for one that is starting. `session` goes into the headers of
+    /// what is sent; the flag is set as long as the kernel is there.
     pub async fn connect(
         file: PathBuf,
+        session: &str,
         patience: Duration,
         connected: &Arc<AtomicBool>,
     ) -> io::Result<Self> {
         let deadline = Instant::now() + patience;
         loop {
-            let attempt = tokio::time::timeout_at(deadline, Self::try_connect(&file, connected));
+            let attempt =
+                tokio::time::timeout_at(deadline, Self::try_connect(&file, session, connected));
             match attempt.await {
                 Ok(Ok(client)) => return Ok(client),
                 Ok(Err(error)) if Instant::now() + RETRY >= deadline => return Err(error),
@@ -101,7 +103,11 @@ impl KernelClient {
         }
     }
 
-    async fn try_connect(file: &Path, connected: &Arc<AtomicBool>) -> io::Result<Self> {
+    async fn try_connect(
+        file: &Path,
+        session: &str,
+        connected: &Arc<AtomicBool>,
+    ) -> io::Result<Self> {
         let text = tokio::fs::read(file).await?;
         let file: ConnectionFile = serde_json::from_slice(&text)?;
         let iopub = format!("{}:{}", file.ip, file.iopub_port);
@@ -120,7 +126,7 @@ impl KernelClient {
             shell,
             arrivals,
             key: file.key,
-            session: Uuid::new_v4().to_string(),
+            session: session.to_owned(),
             readers,
             connected: connected.clone(),
             _subscription: subscription,
@@ -171,6 +177,11 @@ impl KernelClient {
             "stop_on_error": true,
         });
         self.send("execute_request", id, &content).await
+    }
+
+    /// Gives what is sent from now on another `header.session`.
+    pub fn change_session(&mut self) {
+        self.session = Uuid::new_v4().to_string();
     }
 
     /// What comes next. May be cancelled.

@@ -1,6 +1,6 @@
-"""Runs a command and ends it, with all it has started, when standard input closes.
+"""Runs commands and ends them, with all they have started, when standard input closes or one of them ends.
 
-    python launcher.py DIRECTORY COMMAND...
+    python launcher.py DIRECTORY COMMAND... [--and COMMAND...]
 
 The emulator holds the other end of standard input. Whatever ends the emulator, SIGKILL included, closes it; then every
 descendant of this process is killed and DIRECTORY is removed. Kernels run in sessions of their own and may have forked, so a
@@ -58,11 +58,11 @@ def descendants():
         family |= more
 
 
-def end(server, directory):
+def end(servers, directory):
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         left = descendants()
-        if not left and server.poll() is not None:
+        if not left and all(server.poll() is not None for server in servers):
             break
         for pid in left:
             try:
@@ -70,7 +70,8 @@ def end(server, directory):
             except OSError:
                 pass
         if not left:
-            server.kill()
+            for server in servers:
+                server.kill()
         time.sleep(0.01)
     # What a killed process wrote last may still appear while the tree is being removed.
     for _ in range(5):
@@ -87,7 +88,12 @@ def end(server, directory):
 
 
 def main():
-    directory, command = sys.argv[1], sys.argv[2:]
+    directory, commands = sys.argv[1], [[]]
+    for argument in sys.argv[2:]:
+        if argument == "--and":
+            commands.append([])
+        else:
+            commands[-1].append(argument)
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -99,7 +105,7 @@ def main():
             for name in ("SIGINT", "SIGTERM", "SIGHUP"):
                 signal.signal(getattr(signal, name), signal.SIG_DFL)
 
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=restore)
+    servers = [subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=restore) for command in commands]
     over = threading.Event()
 
     def watch_input():
@@ -107,25 +113,30 @@ def main():
             pass
         over.set()
 
+    def watch_child(server):
+        server.wait()
+        over.set()
+
     def watch_children():
         if os.name != "posix":
-            server.wait()
-            over.set()
+            for server in servers:
+                threading.Thread(target=watch_child, args=(server,), daemon=True).start()
             return
         while True:
             try:
                 pid, status = os.waitpid(-1, 0)
             except ChildProcessError:
                 break
-            if pid == server.pid:
-                server.returncode = status
-                over.set()
+            for server in servers:
+                if pid == server.pid:
+                    server.returncode = status
+                    over.set()
         over.set()
 
     threading.Thread(target=watch_input, daemon=True).start()
     threading.Thread(target=watch_children, daemon=True).start()
     over.wait()
-    end(server, directory)
+    end(servers, directory)
 
 
 main()

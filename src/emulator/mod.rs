@@ -22,6 +22,7 @@ mod eras;
 mod errors;
 mod executions;
 mod kernel_client;
+mod launch;
 mod mcp;
 mod progress;
 mod proxy;

@@ -101,7 +101,7 @@ async fn forward(State(proxy): State<Arc<Proxy>>, mut request: Request) -> Respo
         || parts.headers.contains_key(header::TRANSFER_ENCODING);
     let mut onward = proxy
         .http
-        .request(parts.method, format!("{}{target}", server.url))
+        .request(parts.method, server.url(&target))
         .headers(headers)
         .header(header::AUTHORIZATION, format!("token {}", server.token));
     if has_body {

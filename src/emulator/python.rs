@@ -107,7 +107,15 @@ pub(super) struct Python {
     pub matplotlib: Option<PathBuf>,
 }
 
-/// The interpreter of the choice, checked or made.
+/// The interpreter that an emulator of this choice runs its kernels with, checked or made.
+pub async fn interpreter(choice: &PythonChoice, kernels: Kernels) -> Result<PathBuf, PythonError> {
+    let progress: ProgressFn = std::sync::Arc::new(|line| tracing::info!("{line}"));
+    resolve(choice, kernels, &progress)
+        .await
+        .map(|python| python.path)
+}
+
+/// The same, with what comes with it.
 pub(super) async fn resolve(
     choice: &PythonChoice,
     kernels: Kernels,
@@ -336,7 +344,7 @@ async fn make(environment: &Environment, progress: &ProgressFn) -> Result<(), Py
     install.args(pip).arg(&list).env(TEMPORARY, &scratch);
     run(&mut install).await.map_err(pip_error)?;
     tokio::fs::remove_dir_all(&scratch).await.map_err(failed)?;
-    let imports = "import jupyter_server.serverapp, ipykernel.kernelapp, matplotlib.font_manager";
+    let imports = "import jupyter_server.serverapp, ipykernel.kernelapp, kernel_gateway.gatewayapp, matplotlib.font_manager";
     run(Command::new(environment.python())
         .args(["-c", imports])
         .env("MPLCONFIGDIR", environment.matplotlib()))

@@ -234,6 +234,7 @@ pub(super) struct Runtime {
     version: String,
     pub server: Arc<JupyterServer>,
     quirks: Arc<Quirks>,
+    counters: Arc<Counters>,
     url: String,
     tokens: Mutex<Vec<(String, Instant)>>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
@@ -274,6 +275,7 @@ impl Runtime {
             version,
             server,
             quirks: workshop.quirks.clone(),
+            counters: workshop.counters.clone(),
             url: format!("http://{address}"),
             tokens: Mutex::default(),
             sessions: Mutex::default(),
@@ -391,6 +393,7 @@ impl Runtime {
             jupyter,
             self.server.clone(),
             self.quirks.clone(),
+            self.counters.clone(),
         );
         locked(&self.sessions).insert(id.to_owned(), session.clone());
         session

@@ -13,8 +13,10 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::collect::{self, Ending};
+use super::counters::Counters;
 use super::errors::{Code, Failure, locked};
 use super::executions::Execution;
 use super::kernel_client::KernelClient;
@@ -44,6 +46,7 @@ impl Session {
         jupyter: JupyterSession,
         server: Arc<JupyterServer>,
         quirks: Arc<Quirks>,
+        counters: Arc<Counters>,
     ) -> Arc<Self> {
         let (jobs, queue) = mpsc::unbounded_channel();
         let closed = CancellationToken::new();
@@ -51,8 +54,10 @@ impl Session {
         let runner = Runner {
             name: name.clone(),
             kernel_id: jupyter.kernel.id.clone(),
+            header: Uuid::new_v4().to_string(),
             server: server.clone(),
             quirks,
+            counters,
             closed: closed.clone(),
             client: None,
             connected: connected.clone(),
@@ -137,8 +142,11 @@ pub(super) fn cancelled_failure() -> Failure {
 struct Runner {
     name: String,
     kernel_id: String,
+    /// `header.session` of the service's requests, also after a restart of the kernel.
+    header: String,
     server: Arc<JupyterServer>,
     quirks: Arc<Quirks>,
+    counters: Arc<Counters>,
     closed: CancellationToken,
     client: Option<KernelClient>,
     connected: Arc<AtomicBool>,
@@ -171,7 +179,9 @@ impl Runner {
                 // Before the new one is there: its end says that the kernel is gone.
                 self.client = None;
                 let file = self.server.connection_file(&self.kernel_id);
-                match KernelClient::connect(file, KERNEL_PATIENCE, &self.connected).await {
+                match KernelClient::connect(file, &self.header, KERNEL_PATIENCE, &self.connected)
+                    .await
+                {
                     Ok(client) => client,
                     Err(error) => {
                         tracing::debug!(%error, "a kernel does not answer");
@@ -188,13 +198,17 @@ impl Runner {
             self.client = Some(client);
             return None;
         }
-        let end = collect::run(&mut client, execution, &self.quirks).await;
+        let end = collect::run(&mut client, execution, &self.quirks, &self.counters).await;
         Some(match end {
             Ending::Completed(outputs) => {
                 self.client = Some(client);
                 outputs
                     .into_result(execution, &self.name, &self.server.root(), &self.quirks)
                     .await
+            }
+            Ending::Failed(failure) => {
+                self.client = Some(client);
+                Err(failure)
             }
             // The connection is dropped: Jupyter starts the kernel anew without a word.
             Ending::KernelDied(outputs) => {

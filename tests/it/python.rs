@@ -5,9 +5,20 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use colab_kernel::emulator::PythonChoice;
+use colab_kernel::emulator::python::interpreter;
+use colab_kernel::emulator::quirks::Kernels;
+
 use crate::python_env::{python_dir, python_env};
 
+/// Where it is set, every test of the bootstrap runs, which takes minutes.
+const ALL: &str = "COLAB_KERNEL_TEST_ALL";
+
 fn pytest(file: &str) {
+    pytest_with(file, &[]);
+}
+
+fn pytest_with(file: &str, options: &[&str]) {
     let python = python_env(
         "frontends",
         include_str!("../python/requirements-frontends.txt"),
@@ -24,8 +35,10 @@ fn pytest(file: &str) {
             "no:cacheprovider",
         ])
         .arg(tests.join(file))
+        .args(options)
         .env("COLAB_KERNEL_BIN", env!("CARGO_BIN_EXE_colab-kernel"))
         .env("COLAB_KERNEL_CACHE_DIR", python_dir())
+        .env("COLAB_KERNEL_COLAB_PYTHON", colab_python())
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .unwrap();
@@ -35,6 +48,17 @@ fn pytest(file: &str) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// The interpreter with Colab's published versions, which the emulator makes for itself.
+fn colab_python() -> PathBuf {
+    let choice = PythonChoice::Managed {
+        cache_dir: Some(python_dir()),
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime
+        .block_on(interpreter(&choice, Kernels::Colab))
+        .unwrap()
 }
 
 #[test]
@@ -55,4 +79,33 @@ fn text_is_prompt_complete_and_in_order() {
 #[test]
 fn endless_loops_are_interrupted_in_every_era() {
     pytest("test_interrupt.py");
+}
+
+#[test]
+fn the_bootstrap_numbers_journals_and_answers_on_both_kernel_stacks() {
+    if std::env::var_os(ALL).is_some() {
+        return pytest("test_bootstrap.py");
+    }
+    // Of every subject the tests that tell the most; the slow and the subtle are for runs by hand.
+    let some = [
+        "threads_are_numbered",
+        "flood_that_is_replayed",
+        "forked",
+        "errors_are_numbered",
+        "never_enters",
+        "restart_loses",
+        "number_one",
+        "uninstalling",
+        "cannot_be_wrapped",
+        "while_a_cell_runs",
+        "budget",
+        "slices",
+        "went_out",
+        "malformed",
+        "executions_ended",
+        "by_their_key",
+        "somebody_else",
+        "debugger",
+    ];
+    pytest_with("test_bootstrap.py", &["-k", &some.join(" or ")]);
 }

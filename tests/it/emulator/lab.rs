@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use colab_kernel::emulator::{Emulator, EmulatorConfig, PythonChoice, Quirks};
+use colab_kernel::emulator::{Counts, Emulator, EmulatorConfig, PythonChoice, Quirks};
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -218,6 +218,10 @@ impl Lab {
             url: info["url"].as_str().unwrap().to_owned(),
             token: info["token"].as_str().unwrap().to_owned(),
         }
+    }
+
+    pub fn counters(&self) -> Counts {
+        self.emulator.as_ref().unwrap().counters()
     }
 
     pub async fn shutdown(mut self) {

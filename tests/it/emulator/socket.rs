@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-use super::lab::{Connection, Lab, uuid};
+use super::lab::{Connection, Lab, fresh, uuid};
 
 /// The protocol with binary frames.
 pub const V1: &str = "v1.kernel.websocket.jupyter.org";
@@ -22,6 +22,8 @@ pub struct Socket {
     /// The protocol that the server chose.
     pub protocol: Option<String>,
     pub session: String,
+    /// Whether the end was announced by a close frame.
+    pub closed_properly: bool,
 }
 
 /// A message of the kernel.
@@ -30,6 +32,8 @@ pub struct Heard {
     pub channel: String,
     pub kind: String,
     pub parent: String,
+    /// The session of the parent's sender.
+    pub session: Value,
     pub metadata: Value,
     pub content: Value,
     pub buffers: Vec<Vec<u8>>,
@@ -77,6 +81,7 @@ impl Opening<'_> {
             stream,
             protocol: protocol.map(|value| value.to_str().unwrap().to_owned()),
             session,
+            closed_properly: false,
         })
     }
 }
@@ -89,22 +94,25 @@ pub fn refused(opened: Result<Socket, Error>) -> u16 {
     }
 }
 
-/// The kernel of the session, as the server lists it.
-pub async fn kernel_of(lab: &Lab, connection: &Connection, session: &str) -> String {
-    let id = session.rsplit('/').next().unwrap();
-    let listed: Value = lab
-        .http
-        .get(format!("{}/api/sessions", connection.url))
-        .header("X-Colab-Runtime-Proxy-Token", &connection.token)
-        .send()
-        .await
-        .unwrap()
-        .json()
-        .await
-        .unwrap();
-    let listed = listed.as_array().unwrap();
-    let ours = listed.iter().find(|entry| entry["name"] == id).unwrap();
-    ours["kernel"]["id"].as_str().unwrap().to_owned()
+/// The kernel of a session, as it tells itself: a server may not list it.
+pub async fn kernel_of(lab: &Lab, session: &str) -> String {
+    let code = "import ipykernel; print(ipykernel.get_connection_file())";
+    let result = lab.execute(session, code).await.unwrap();
+    let file = result["stdout"].as_str().unwrap().trim_end();
+    let (_, name) = file.rsplit_once("kernel-").unwrap();
+    name.trim_end_matches(".json").to_owned()
+}
+
+/// A new session and a WebSocket of its kernel.
+pub async fn attach(lab: &Lab, runtime: &str, protocol: Option<&str>) -> (String, Socket) {
+    let session = fresh(runtime);
+    let kernel = kernel_of(lab, &session).await;
+    let opening = Opening {
+        protocol,
+        ..Opening::default()
+    };
+    let opened = opening.open(&lab.connection(runtime).await, &kernel).await;
+    (session, opened.unwrap())
 }
 
 impl Socket {
@@ -163,7 +171,11 @@ impl Socket {
                     return Some(Heard::of(&message, Vec::new()));
                 }
                 Ok(Message::Binary(bytes)) => return Some(self.unpack(&bytes)),
-                Ok(Message::Close(_)) | Err(_) => return None,
+                Ok(Message::Close(_)) => {
+                    self.closed_properly = true;
+                    return None;
+                }
+                Err(_) => return None,
                 Ok(_) => {}
             }
         }
@@ -229,6 +241,11 @@ impl Socket {
         }
     }
 
+    /// Waits for a status of the kernel.
+    pub async fn until_state(&mut self, state: &str) {
+        while self.until("status").await.content["execution_state"] != state {}
+    }
+
     /// Whether nothing comes within a moment.
     pub async fn is_silent(&mut self, moment: Duration) -> bool {
         tokio::time::timeout(moment, self.stream.next())
@@ -244,6 +261,7 @@ impl Heard {
             channel: text(&message["channel"]),
             kind: text(&message["header"]["msg_type"]),
             parent: text(&message["parent_header"]["msg_id"]),
+            session: message["parent_header"]["session"].clone(),
             metadata: message["metadata"].clone(),
             content: message["content"].clone(),
             buffers,

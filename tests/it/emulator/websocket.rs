@@ -7,7 +7,7 @@ use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 use super::lab::{Lab, fresh, limited, shared};
-use super::socket::{Opening, V1, kernel_of, printed, refused};
+use super::socket::{Opening, V1, attach, kernel_of, printed, refused};
 
 #[tokio::test]
 async fn a_kernel_is_reached_in_both_protocols_with_the_token_in_header_or_query() {
@@ -16,7 +16,7 @@ async fn a_kernel_is_reached_in_both_protocols_with_the_token_in_header_or_query
         let session = fresh(runtime);
         lab.execute(&session, "x = 6").await.unwrap();
         let connection = lab.connection(runtime).await;
-        let kernel = kernel_of(lab, &connection, &session).await;
+        let kernel = kernel_of(lab, &session).await;
         let token = format!("colab-runtime-proxy-token={}", connection.token);
         for protocol in [None, Some(V1)] {
             for query in [None, Some(token.as_str())] {
@@ -42,9 +42,8 @@ async fn an_upgrade_without_a_good_token_is_404_and_one_from_a_web_page_403() {
     limited(async {
         let (lab, runtime) = shared().await;
         let session = fresh(runtime);
-        lab.execute(&session, "pass").await.unwrap();
         let connection = lab.connection(runtime).await;
-        let kernel = kernel_of(lab, &connection, &session).await;
+        let kernel = kernel_of(lab, &session).await;
         for query in ["x=y", "colab-runtime-proxy-token=wrong"] {
             let opening = Opening {
                 query: Some(query),
@@ -77,15 +76,7 @@ async fn an_upgrade_without_a_good_token_is_404_and_one_from_a_web_page_403() {
 async fn large_frames_pass_both_ways() {
     limited(async {
         let (lab, runtime) = shared().await;
-        let session = fresh(runtime);
-        lab.execute(&session, "pass").await.unwrap();
-        let connection = lab.connection(runtime).await;
-        let kernel = kernel_of(lab, &connection, &session).await;
-        let opening = Opening {
-            protocol: Some(V1),
-            ..Opening::default()
-        };
-        let mut socket = opening.open(&connection, &kernel).await.unwrap();
+        let (session, mut socket) = attach(lab, runtime, Some(V1)).await;
         // Through tornado's own limit of 10 MiB on what a client sends no larger frame comes.
         let sent = vec![7_u8; 9 << 20];
         let code = "\
@@ -109,11 +100,7 @@ kernel.comm_manager.register_target('big', opened)";
 async fn pings_are_answered_by_the_server_and_close_codes_arrive() {
     limited(async {
         let (lab, runtime) = shared().await;
-        let session = fresh(runtime);
-        lab.execute(&session, "pass").await.unwrap();
-        let connection = lab.connection(runtime).await;
-        let kernel = kernel_of(lab, &connection, &session).await;
-        let mut socket = Opening::default().open(&connection, &kernel).await.unwrap();
+        let (session, mut socket) = attach(lab, runtime, None).await;
         socket
             .stream
             .send(Message::Ping("are you there".into()))
@@ -146,11 +133,7 @@ async fn pings_are_answered_by_the_server_and_close_codes_arrive() {
 async fn the_end_of_a_runtime_ends_its_sockets() {
     limited(async {
         let (lab, runtime) = Lab::with_runtime(&[]).await;
-        let session = fresh(&runtime);
-        lab.execute(&session, "pass").await.unwrap();
-        let connection = lab.connection(&runtime).await;
-        let kernel = kernel_of(&lab, &connection, &session).await;
-        let mut socket = Opening::default().open(&connection, &kernel).await.unwrap();
+        let (_, mut socket) = attach(&lab, &runtime, None).await;
         lab.call("delete_runtime", json!({"name": runtime}))
             .await
             .unwrap();
@@ -165,7 +148,7 @@ async fn the_end_of_a_runtime_ends_its_sockets() {
             .await
             .unwrap();
         assert_eq!(counters["websockets"], 1);
-        assert_eq!(lab.emulator.as_ref().unwrap().counters().websockets, 1);
+        assert_eq!(lab.counters().websockets, 1);
         lab.shutdown().await;
     })
     .await;
