@@ -5,8 +5,8 @@
 //! session of this process, `cell` runs one cell through [`execution`] (the call itself, its repetition, its interrupt), with
 //! [`helper`] for the Python that is ours. [`progress`] reads what was printed, [`text`] publishes it exactly once,
 //! [`reconcile`] finds what the result adds; [`files`] fetches rich outputs (over [`runtime_http`]) and [`bundle`] reads them.
-//! [`companion`] reaches the session's own kernel. All of it asks for Colab
-//! through [`service`]. [`session::ColabBackend`] is the [`crate::backend::Backend`].
+//! [`companion`] reaches the session's own kernel. All of it asks for Colab through [`service`]. [`session::ColabBackend`] is the
+//! [`crate::backend::Backend`].
 
 pub mod api;
 mod beside;

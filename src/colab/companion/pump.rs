@@ -58,6 +58,8 @@ pub(super) struct Pump<S> {
     /// Until when a ping has to be answered, and the signs of life before that.
     unanswered: Option<(Instant, u64)>,
     writes_first: bool,
+    /// Whether a frame was skipped: one line in the log is enough for a server that is not understood.
+    skipped: bool,
 }
 
 /// The reader's and the writer's ends of a pump.
@@ -104,6 +106,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<S> {
             next_ping,
             unanswered: None,
             writes_first: false,
+            skipped: false,
         };
         let ends = Ends {
             requests,
@@ -208,7 +211,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<S> {
                 let size = frame.len();
                 match wire::decode(self.protocol, frame) {
                     Ok(message) => self.make_room(message),
+                    Err(error) if self.skipped => {
+                        tracing::debug!(%error, size, "a frame of the kernel's channels is skipped");
+                    }
                     Err(error) => {
+                        self.skipped = true;
                         tracing::warn!(%error, size, "a frame of the kernel's channels is skipped");
                     }
                 }
