@@ -146,8 +146,8 @@ impl Bridge {
                 let model = self.models.get_mut(&*comm.comm_id)?;
                 rewrite_state(content, |method, state, paths| match method {
                     "update" | "echo_update" => {
-                        model.to_8(state);
-                        model.paths_to_8(paths, 0);
+                        model.upgrade(state);
+                        model.upgrade_paths(paths, 0);
                         true
                     }
                     _ => false,
@@ -176,7 +176,7 @@ impl Bridge {
                 rewrite_state(content, |method, state, paths| {
                     let update = method == "update";
                     if update {
-                        model.to_7(state, paths);
+                        model.downgrade(state, paths);
                     }
                     update
                 })
@@ -198,9 +198,9 @@ impl Bridge {
             let Some(mut model) = Model::of_7(state, &mut self.versions) else {
                 return false;
             };
-            model.to_8(state);
-            model.complete_8(state);
-            model.paths_to_8(paths, 0);
+            model.upgrade(state);
+            model.complete(state);
+            model.upgrade_paths(paths, 0);
             self.models.insert(id.to_owned(), model);
             true
         })
@@ -212,7 +212,7 @@ impl Bridge {
             let Some(mut model) = Model::of_8(state, &self.versions) else {
                 return false;
             };
-            model.to_7(state, paths);
+            model.downgrade(state, paths);
             self.models.insert(id.to_owned(), model);
             true
         })
@@ -238,14 +238,14 @@ impl Bridge {
             let Some(mut model) = Model::of_7(&state, &mut self.versions) else {
                 continue;
             };
-            model.to_8(&mut state);
-            model.complete_8(&mut state);
+            model.upgrade(&mut state);
+            model.complete(&mut state);
             if let Some(version) = state.get("_model_module_version") {
                 outer.replace("model_module_version", version.to_owned());
             }
             for path in &mut paths {
                 if path.first().and_then(|first| first.as_str()) == Some(id) {
-                    model.paths_to_8(std::slice::from_mut(path), 2);
+                    model.upgrade_paths(std::slice::from_mut(path), 2);
                 }
             }
             outer.set("state", &state);

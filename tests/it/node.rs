@@ -31,6 +31,11 @@ fn vs_code_opens_a_notebook_without_starting_a_machine() {
     vscode("before-session");
 }
 
+#[test]
+fn vs_code_runs_asks_interrupts_and_restarts() {
+    vscode("full");
+}
+
 /// Runs a stage of `vscode.mjs`.
 fn vscode(stage: &str) {
     let Some(packages) = packages() else {

@@ -109,9 +109,14 @@ export class Notebook {
       { cellId: "a-cell" },
     );
     const outputs = [];
+    let clear = false;
     future.onIOPub = ({ header: { msg_type: type }, content }) => {
       if (type === "status" || type === "execute_input") return;
-      outputs.push({ type, ...content });
+      clear ||= type === "clear_output";
+      if (type === "clear_output" && content.wait) return;
+      if (clear) outputs.length = 0;
+      clear = false;
+      if (type !== "clear_output") outputs.push({ type, ...content });
       begun?.(outputs);
     };
     future.onStdin = ({ header, content }) => {

@@ -104,14 +104,18 @@ struct Overflow {
 impl Model {
     /// The model whose full state the kernel tells, if it needs the bridge.
     pub(super) fn of_7(state: &Object, versions: &mut Versions) -> Option<Self> {
-        let mut bridged = |module: &str, version: &str| {
+        let bridged = |module: &str, version: &str| {
             let module = Module::named(&state.text(module)?)?;
             let version = state.text(version).filter(|version| is_7(version))?;
-            versions.learn(module, &version);
-            Some(version)
+            Some((module, version))
         };
-        let model_version = bridged("_model_module", "_model_module_version");
-        let view_version = bridged("_view_module", "_view_module_version");
+        let model = bridged("_model_module", "_model_module_version");
+        if let Some((module, version)) = &model {
+            versions.learn(*module, version);
+        }
+        let model_version = model.map(|(_, version)| version);
+        let view = bridged("_view_module", "_view_module_version");
+        let view_version = view.map(|(_, version)| version);
         if model_version.is_none() {
             // A model of another module whose view is of ours: its attributes are its own.
             return view_version.is_some().then_some(Self {
@@ -166,7 +170,7 @@ impl Model {
     }
 
     /// Translates a state, or part of one, for the front-end.
-    pub(super) fn to_8(&mut self, state: &mut Object) {
+    pub(super) fn upgrade(&mut self, state: &mut Object) {
         let version = || raw(&FRONT_END_VERSION);
         if self.model_version.is_some() {
             state.replace("_model_module_version", version());
@@ -174,7 +178,7 @@ impl Model {
         if self.view_version.is_some() {
             state.replace("_view_module_version", version());
         }
-        self.tooltip.to_8(state);
+        self.tooltip.upgrade(state);
         match &mut self.kind {
             Kind::Layout(overflow) => {
                 if let Some(border) = state.take("border") {
@@ -182,20 +186,20 @@ impl Model {
                         state.set_raw(side, border.clone());
                     }
                 }
-                overflow.to_8(state);
+                overflow.upgrade(state);
             }
-            Kind::Pages => titles_to_8(state),
+            Kind::Pages => upgrade_titles(state),
             Kind::Play => {
                 state.rename("_playing", "playing");
                 state.rename("_repeat", "repeat");
             }
-            Kind::Upload(upload) => upload.to_8(state),
+            Kind::Upload(upload) => upload.upgrade(state),
             Kind::Other => {}
         }
     }
 
     /// Adds what version 8 needs to be told to behave as version 7 does.
-    pub(super) fn complete_8(&self, state: &mut Object) {
+    pub(super) fn complete(&self, state: &mut Object) {
         if matches!(self.tooltip, Tooltip::Described { .. }) {
             // In 7 descriptions are HTML; 8 shows it, cleaned, only if asked.
             state.set("description_allow_html", &true);
@@ -203,32 +207,32 @@ impl Model {
     }
 
     /// Translates where the buffers of a message belong. The path into the state begins behind `prefix` other keys.
-    pub(super) fn paths_to_8(&self, paths: &mut [Path], prefix: usize) {
+    pub(super) fn upgrade_paths(&self, paths: &mut [Path], prefix: usize) {
         if matches!(self.kind, Kind::Upload(_)) {
-            Upload::paths_to_8(paths, prefix);
+            Upload::upgrade_paths(paths, prefix);
         }
     }
 
     /// Translates a state, or part of one, and its paths for the kernel.
-    pub(super) fn to_7(&mut self, state: &mut Object, paths: &mut [Path]) {
+    pub(super) fn downgrade(&mut self, state: &mut Object, paths: &mut [Path]) {
         if let Some(version) = &self.model_version {
             state.replace("_model_module_version", raw(version));
         }
         if let Some(version) = &self.view_version {
             state.replace("_view_module_version", raw(version));
         }
-        self.tooltip.to_7(state);
+        self.tooltip.downgrade(state);
         match &mut self.kind {
             Kind::Layout(overflow) => {
-                borders_to_7(state);
-                overflow.to_7(state);
+                downgrade_borders(state);
+                overflow.downgrade(state);
             }
-            Kind::Pages => titles_to_7(state),
+            Kind::Pages => downgrade_titles(state),
             Kind::Play => {
                 state.rename("playing", "_playing");
                 state.rename("repeat", "_repeat");
             }
-            Kind::Upload(upload) => upload.to_7(state, paths),
+            Kind::Upload(upload) => upload.downgrade(state, paths),
             Kind::Other => {}
         }
     }
@@ -248,7 +252,7 @@ impl Kind {
 }
 
 impl Tooltip {
-    fn to_8(&mut self, state: &mut Object) {
+    fn upgrade(&mut self, state: &mut Object) {
         let (description, tooltip) = match self {
             Self::Described {
                 description,
@@ -278,7 +282,7 @@ impl Tooltip {
         }
     }
 
-    fn to_7(&mut self, state: &mut Object) {
+    fn downgrade(&mut self, state: &mut Object) {
         let told = state.parsed::<Option<String>>("tooltip");
         match self {
             Self::Described {
@@ -302,7 +306,7 @@ impl Tooltip {
 }
 
 impl Overflow {
-    fn to_8(&mut self, state: &mut Object) {
+    fn upgrade(&mut self, state: &mut Object) {
         let mut told = false;
         for (name, known) in [
             ("overflow", &mut self.both),
@@ -321,7 +325,7 @@ impl Overflow {
         }
     }
 
-    fn to_7(&mut self, state: &Object) {
+    fn downgrade(&mut self, state: &Object) {
         if let Some(both) = state.parsed("overflow") {
             self.both = both;
         }
@@ -341,7 +345,7 @@ impl Overflow {
 }
 
 /// `{"1": "b"}` to `["", "b"]`.
-fn titles_to_8(state: &mut Object) {
+fn upgrade_titles(state: &mut Object) {
     let Some(by_page) = state.parsed::<BTreeMap<String, Option<String>>>("_titles") else {
         return;
     };
@@ -359,7 +363,7 @@ fn titles_to_8(state: &mut Object) {
     state.set("titles", &titles);
 }
 
-fn titles_to_7(state: &mut Object) {
+fn downgrade_titles(state: &mut Object) {
     let Some(titles) = state.parsed::<Vec<Box<RawValue>>>("titles") else {
         return;
     };
@@ -372,7 +376,7 @@ fn titles_to_7(state: &mut Object) {
 }
 
 /// Four sides that agree are a border. One side alone has no name in 7.
-fn borders_to_7(state: &mut Object) {
+fn downgrade_borders(state: &mut Object) {
     let sides: Vec<_> = SIDES.iter().filter_map(|side| state.take(side)).collect();
     if let [top, rest @ ..] = &sides[..]
         && rest.len() == SIDES.len() - 1

@@ -68,7 +68,7 @@ impl Metadata {
 }
 
 impl Upload {
-    pub(super) fn to_8(&mut self, state: &mut Object) {
+    pub(super) fn upgrade(&mut self, state: &mut Object) {
         let counter = state.parsed("_counter");
         self.taken = counter.unwrap_or(self.taken);
         let metadata: Vec<Metadata> = state.parsed("metadata").unwrap_or_default();
@@ -89,7 +89,7 @@ impl Upload {
         }
     }
 
-    pub(super) fn to_7(&mut self, state: &mut Object, paths: &mut [Path]) {
+    pub(super) fn downgrade(&mut self, state: &mut Object, paths: &mut [Path]) {
         let Some(files) = state.parsed::<Vec<File>>("value") else {
             return;
         };
@@ -122,7 +122,7 @@ impl Upload {
     }
 
     /// Paths into the state, which begin behind `prefix` other keys.
-    pub(super) fn paths_to_8(paths: &mut [Path], prefix: usize) {
+    pub(super) fn upgrade_paths(paths: &mut [Path], prefix: usize) {
         for path in paths {
             if let Some([data, index]) = path.get(prefix..)
                 && data == "data"
