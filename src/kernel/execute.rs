@@ -34,13 +34,13 @@ use crate::jupyter::message::{OutMessage, Request};
 
 /// Serves the queue, one request at a time.
 pub struct Executor<B> {
-    /// Where they run.
+    /// Where cells run.
     pub backend: Arc<B>,
     /// Where their output goes.
     pub iopub: IoPub,
-    /// Who asks for their input.
+    /// Who asks the user for input.
     pub stdin: Stdin,
-    /// What their widgets say.
+    /// What widgets say.
     pub comms: Arc<Comms>,
     /// What has run.
     pub history: Keeper,
