@@ -84,7 +84,6 @@ def front(stack, prefix, tmp_path_factory):
     directory = tmp_path_factory.mktemp(f"lab-{stack}")
     emulator = Emulator(f"kernels={stack}")
     front = Front(emulator, prefix, directory)
-    front.directory = directory
     if KERNEL == "reference":
         kernels, _ = reference.install(stack, directory)
         front.env["JUPYTER_PATH"] = str(kernels.parent)
@@ -127,6 +126,8 @@ def server(front):
         "notebook-extension/tracker": {"windowingMode": "none"},
         "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
         "docmanager-extension/plugin": {"autosave": False},
+        # After a second JupyterLab would drop an answer, and the first one imports much.
+        "completer-extension/manager": {"providerTimeout": PATIENCE},
     }
     for name, values in settings.items():
         path = directory / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
@@ -283,7 +284,7 @@ def test_an_error_stops_run_all_and_later_cells_have_no_number(lab):
     for name in ("never", "nor this"):
         lab.numbered(name, "")
         expect(lab.cell(name).locator(".jp-OutputArea-output")).to_have_count(0)
-    expect(lab.cell("fail").locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']")).to_have_count(1)
+    expect(lab.cell("fail").locator(".jp-OutputArea-output")).to_have_count(1)
 
 
 def test_the_saved_notebook_holds_all_bundles_and_numbers(lab):
@@ -398,7 +399,7 @@ class Page(HTMLParser):
 def test_nbconvert_to_html_keeps_plots_and_widgets(front):
     source, target = front.directory / "batch.ipynb", front.directory / "batch.html"
     nbformat.write(book(["plot", "table", "custom", "tqdm", "interact", "output", "result"]), source)
-    done = front.jupyter("jupyter", "nbconvert", "--execute", "--to", "html", source, "--output", target)
+    done = front.jupyter("jupyter", "nbconvert", "--execute", "--to", "html", "--ExecutePreprocessor.timeout=60", source, "--output", target)
     assert done.returncode == 0, done.stderr
     text = target.read_text()
     page = Page(text)
