@@ -2,7 +2,8 @@
 //!
 //! pytest starts the emulator and the kernels itself, from the binary under test; here it gets its environment, and a time limit.
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::python_env::{python_dir, python_env};
@@ -12,12 +13,18 @@ fn pytest(file: &str) {
         "frontends",
         include_str!("../python/requirements-frontends.txt"),
     );
+    pytest_with(&python, file);
+}
+
+/// What pytest printed, with the reasons of skipped tests.
+fn pytest_with(python: &Path, file: &str) -> String {
     let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/python");
     let output = Command::new(python)
         .args([
             "-m",
             "pytest",
             "-q",
+            "-rs",
             "--timeout",
             "300",
             "-p",
@@ -35,6 +42,7 @@ fn pytest(file: &str) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]
@@ -55,4 +63,24 @@ fn text_is_prompt_complete_and_in_order() {
 #[test]
 fn endless_loops_are_interrupted_in_every_era() {
     pytest("test_interrupt.py");
+}
+
+#[test]
+fn notebooks_give_what_ipykernel_gives() {
+    pytest("test_notebooks.py");
+}
+
+#[test]
+fn the_companion_loses_repeats_and_mixes_nothing() {
+    pytest("test_companion.py");
+}
+
+#[test]
+fn jupyterlab_in_a_browser_shows_all_that_a_kernel_does() {
+    let python = python_env("lab", include_str!("../python/requirements-lab.txt"));
+    let printed = pytest_with(&python, "test_lab.py");
+    if printed.contains("skipped: no chromium") {
+        // Past the capture of what passing tests print.
+        let _ = writeln!(std::io::stderr(), "test_lab.py: skipped: no chromium");
+    }
 }
