@@ -189,8 +189,10 @@ def pytest_runtest_makereport(item, call):
     arguments = getattr(item, "funcargs", {})
     of_front = getattr(arguments.get("front"), "directory", None)
     directory = of_front or arguments.get("tmp_path", os.environ.get("COLAB_KERNEL_STATE_DIR"))
-    if call.excinfo is not None and "lab" in arguments:
+    if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
+        return
+    if "lab" in arguments:
         arguments["lab"].shot(f"failed-{item.originalname}")
-    if call.excinfo is not None and directory is not None:
+    if directory is not None:
         for log in sorted(Path(directory).rglob("kernel-*.log")):
             item.add_report_section(call.when, log.name, log.read_text(errors="replace")[-4000:])

@@ -16,11 +16,13 @@ FOREIGN = ("COLAB_", "IPYTHON", "IPY_", "JPY_", "JUPYTER", "MPL", "PYTHON", "XDG
 
 def interpreter(stack):
     """The interpreter of the emulator's environment; there is one once an emulator of that stack has started."""
-    cache = os.environ.get("COLAB_KERNEL_CACHE_DIR") or Path.home() / ".cache" / "colab-kernel"
-    found = [path for path in Path(cache).glob(f"emulator-{stack}-*") if (path / "complete").exists()]
-    assert found, f"there is no environment of the stack {stack} in {cache}"
-    # More than one where the list of packages has changed since.
-    return max(found, key=lambda path: (path / "complete").stat().st_mtime) / "venv" / "bin" / "python"
+    cache = Path(os.environ.get("COLAB_KERNEL_CACHE_DIR") or Path.home() / ".cache" / "colab-kernel")
+    wanted = (Path(__file__).parents[2] / f"src/emulator/requirements-{stack}.txt").read_text()
+    for home in sorted(cache.glob(f"emulator-{stack}-*")):
+        # A cache may hold environments of other lists.
+        if (home / "complete").exists() and (home / "requirements.txt").read_text() == wanted:
+            return home / "venv" / "bin" / "python"
+    raise AssertionError(f"{cache} has no environment of the stack {stack}; an emulator of this version makes one")
 
 
 def install(stack, directory, name="reference"):
