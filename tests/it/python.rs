@@ -2,7 +2,8 @@
 //!
 //! pytest starts the emulator and the kernels itself, from the binary under test; here it gets its environment, and a time limit.
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use colab_kernel::emulator::PythonChoice;
@@ -15,20 +16,26 @@ use crate::python_env::{python_dir, python_env};
 const ALL: &str = "COLAB_KERNEL_TEST_ALL";
 
 fn pytest(file: &str) {
-    pytest_with(file, &[]);
+    pytest_some(file, &[]);
 }
 
-fn pytest_with(file: &str, options: &[&str]) {
+fn pytest_some(file: &str, options: &[&str]) {
     let python = python_env(
         "frontends",
         include_str!("../python/requirements-frontends.txt"),
     );
+    pytest_with(&python, file, options);
+}
+
+/// What pytest printed, with the reasons of skipped tests.
+fn pytest_with(python: &Path, file: &str, options: &[&str]) -> String {
     let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/python");
     let output = Command::new(python)
         .args([
             "-m",
             "pytest",
             "-q",
+            "-rs",
             "--timeout",
             "300",
             "-p",
@@ -48,6 +55,7 @@ fn pytest_with(file: &str, options: &[&str]) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// The interpreter with Colab's published versions, which the emulator makes for itself.
@@ -107,5 +115,25 @@ fn the_bootstrap_numbers_journals_and_answers_on_both_kernel_stacks() {
         "somebody_else",
         "debugger",
     ];
-    pytest_with("test_bootstrap.py", &["-k", &some.join(" or ")]);
+    pytest_some("test_bootstrap.py", &["-k", &some.join(" or ")]);
+}
+
+#[test]
+fn notebooks_give_what_ipykernel_gives() {
+    pytest("test_notebooks.py");
+}
+
+#[test]
+fn the_companion_loses_repeats_and_mixes_nothing() {
+    pytest("test_companion.py");
+}
+
+#[test]
+fn jupyterlab_in_a_browser_shows_all_that_a_kernel_does() {
+    let python = python_env("lab", include_str!("../python/requirements-lab.txt"));
+    let printed = pytest_with(&python, "test_lab.py", &[]);
+    if printed.contains("skipped: no chromium") {
+        // Past the capture of what passing tests print.
+        let _ = writeln!(std::io::stderr(), "test_lab.py: skipped: no chromium");
+    }
 }

@@ -98,6 +98,7 @@ class Front:
 
     def __init__(self, emulator, prefix, directory):
         self.emulator = emulator
+        self.directory = directory
         self.token = f"token-{uuid.uuid4().hex}"
         self.env = dict(
             os.environ,
@@ -135,7 +136,7 @@ class Kernel:
     """A kernel started the way front-ends start it, with one client."""
 
     def __init__(self, front):
-        self.manager = KernelManager(kernel_name="colab")
+        self.manager = KernelManager(kernel_name=getattr(front, "kernel", "colab"))
         self.manager.kernel_spec_manager.kernel_dirs = [
             os.path.join(front.env["JUPYTER_PATH"], "kernels")
         ]
@@ -185,7 +186,13 @@ def kernels():
 
 def pytest_runtest_makereport(item, call):
     """Leaves the kernels' logs beside a failure."""
-    directory = getattr(item, "funcargs", {}).get("tmp_path", os.environ.get("COLAB_KERNEL_STATE_DIR"))
-    if call.excinfo is not None and directory is not None:
+    arguments = getattr(item, "funcargs", {})
+    of_front = getattr(arguments.get("front"), "directory", None)
+    directory = of_front or arguments.get("tmp_path", os.environ.get("COLAB_KERNEL_STATE_DIR"))
+    if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
+        return
+    if "lab" in arguments:
+        arguments["lab"].shot(f"failed-{item.originalname}")
+    if directory is not None:
         for log in sorted(Path(directory).rglob("kernel-*.log")):
             item.add_report_section(call.when, log.name, log.read_text(errors="replace")[-4000:])
