@@ -108,11 +108,9 @@ fn the_bootstrap_numbers_journals_and_answers_on_both_kernel_stacks() {
         "while_a_cell_runs",
         "budget",
         "slices",
-        "went_out",
         "malformed",
         "executions_ended",
         "by_their_key",
-        "somebody_else",
         "debugger",
     ];
     pytest_some("test_bootstrap.py", &["-k", &some.join(" or ")]);
