@@ -30,7 +30,8 @@ use super::session::{Counts, OpenSession};
 use super::text::Publisher;
 use super::waiting::Waiting;
 use crate::backend::{
-    Answerer, BackendError, Cell, ErrorName, Event, EventSender, Exception, Outcome,
+    self, Answerer, BackendError, Cell, ErrorName, Event, EventReceiver, EventSender, Exception,
+    Outcome,
 };
 
 /// How long the companion may be away before progress is published instead.
@@ -219,7 +220,8 @@ impl<S: Service> Run<'_, S> {
             companion: companion.clone(),
         };
         let stop = CancellationToken::new();
-        let mut call = self.start(session, cell, feed, stop.clone());
+        let (notices, noticed) = backend::events();
+        let mut call = self.start(session, cell, feed, notices, stop.clone());
         let now = Instant::now();
         let mut live = Live {
             run: self,
@@ -246,7 +248,7 @@ impl<S: Service> Run<'_, S> {
             kernel_interrupted: false,
             prompts: JoinSet::new(),
         };
-        let end = live.follow(&mut news, &mut call, &stop).await;
+        let end = live.follow(&mut news, noticed, &mut call, &stop).await;
         let outcome = match end {
             End::Told(let_go) => {
                 let outcome = live.told(let_go).await;
@@ -279,10 +281,10 @@ impl<S: Service> Run<'_, S> {
         session: &OpenSession,
         cell: &Cell,
         mut feed: Feed,
+        events: EventSender,
         stop: CancellationToken,
     ) -> JoinHandle<Result<Reply, Lost>> {
         let service = self.backend.service.clone();
-        let events: EventSender = self.waiting.events.clone();
         let (session, code) = (session.clone(), cell.code.clone());
         tokio::spawn(async move {
             let execution = Execution {
@@ -323,6 +325,7 @@ impl<S: Service> Live<'_, S> {
     async fn follow(
         &mut self,
         news: &mut mpsc::Receiver<News>,
+        mut notices: EventReceiver,
         call: &mut JoinHandle<Result<Reply, Lost>>,
         stop: &CancellationToken,
     ) -> End {
@@ -369,6 +372,8 @@ impl<S: Service> Live<'_, S> {
                     self.polls_at_over = told.borrow().sent;
                     self.companion.journal().poke();
                 }
+                // The call outlives the cell, and with it a sender of its own.
+                Some(notice) = notices.recv() => self.publisher.send(notice).await,
                 _ = health.changed() => {}
                 _ = told.changed() => {}
                 () = until(deadline) => self.interrupt_kernel(),
@@ -664,13 +669,15 @@ impl<S: Service> Live<'_, S> {
         }
         if let Some(raised) = &exception {
             self.send(Event::Error(raised.clone())).await;
-        } else if reply.status.as_deref() == Some("error") {
-            exception = Some(Exception {
+        }
+        if let Some(status) = reply.status {
+            // What was shown as an error need not have ended the cell, and the reply may say less than what was shown.
+            exception = (status == "error").then_some(Exception {
                 ename: reply.ename,
                 evalue: reply.evalue,
                 traceback: reply.traceback,
             });
-        } else if reply.status.is_none() && interrupted && !self.shown.error {
+        } else if exception.is_none() && interrupted && !self.shown.error {
             // ipykernel sends no reply where the interrupt comes between a cell's code and its reply.
             let raised = Exception {
                 ename: ErrorName::KeyboardInterrupt.to_string(),

@@ -66,13 +66,15 @@ impl<S: Service> ColabBackend<S> {
             if reply.status.as_deref() == Some("aborted") && std::mem::take(&mut again) {
                 continue;
             }
-            let exception = raised.or_else(|| {
-                (reply.status.as_deref() == Some("error")).then(|| Exception {
-                    ename: reply.ename.clone(),
-                    evalue: reply.evalue.clone(),
-                    traceback: reply.traceback.clone(),
-                })
-            });
+            let exception = match reply.status.as_deref() {
+                Some("error") => Some(Exception {
+                    ename: reply.ename,
+                    evalue: reply.evalue,
+                    traceback: reply.traceback,
+                }),
+                Some(_) => None,
+                None => raised,
+            };
             return Ok(Outcome {
                 execution_count: reply
                     .execution_count

@@ -13,6 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::wire::{Head, Message};
@@ -321,8 +322,9 @@ impl Routes {
             msg_type: String::new(),
             session: String::new(),
         });
-        self.lock()
-            .destination(n, message, &head.msg_type, &parent, own)
+        let mut state = self.lock();
+        let message = state.in_front_end_words(message, &head.msg_type);
+        state.destination(n, message, &head.msg_type, &parent, own)
     }
 
     /// What the table of executions, and the open prompts, tell of the running activity. `hash`: that of its code.
@@ -417,6 +419,34 @@ impl State {
             ),
             None => Destination::Background(origin, message),
         }
+    }
+
+    /// A comm message in which the id of one of our requests in the kernel is the front-end's own id of it: an Output widget
+    /// captures what has this request as its parent.
+    fn in_front_end_words(&self, mut message: Message, kind: &str) -> Message {
+        let mentions_request = kind.starts_with("comm_")
+            && message
+                .content
+                .windows(8)
+                .any(|bytes| bytes == b"\"msg_id\"");
+        if !mentions_request {
+            return message;
+        }
+        let Ok(mut content) = message.content::<Value>() else {
+            return message;
+        };
+        let Some(id) = content.pointer_mut("/data/state/msg_id") else {
+            return message;
+        };
+        let own = id
+            .as_str()
+            .and_then(|id| self.past.get(id))
+            .and_then(|past| serde_json::from_slice::<Head>(past.origin.header()).ok());
+        if let Some(own) = own {
+            *id = own.msg_id.into();
+            message.content = content.to_string().into();
+        }
+        message
     }
 
     fn active_of(&self, msg_id: &str) -> Option<&Active> {
