@@ -108,6 +108,10 @@ impl<S: Service> Run<'_, S> {
                 }
             }
             Err(RestError::Unreachable(why)) => return Err(Failed::Absent(why)),
+            // Code is run to ask the kernel itself only where a Jupyter server has shown that it is there.
+            Err(error @ (RestError::Refused(404) | RestError::Unreadable)) => {
+                return Err(Failed::Absent(error.to_string()));
+            }
             // Listings may be refused for good.
             Err(error) => tracing::debug!(%error, "the server does not list its sessions"),
         }

@@ -36,17 +36,11 @@ pub struct Files {
     limit: u64,
 }
 
-impl Default for Files {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Files {
-    /// A fetcher with the system's proxies and roots.
-    pub fn new() -> Self {
+    /// A fetcher over this client.
+    pub fn new(http: RuntimeHttp) -> Self {
         Self {
-            http: RuntimeHttp::new(),
+            http,
             limit: MAX_BYTES,
         }
     }
@@ -160,7 +154,7 @@ mod tests {
         let info = info(serve(router).await);
         let fetched = timeout(
             LIMIT,
-            Files::new().fetch(&info, "/content/.out/a b%é?.json"),
+            Files::new(RuntimeHttp::new()).fetch(&info, "/content/.out/a b%é?.json"),
         )
         .await
         .unwrap()
@@ -180,7 +174,7 @@ mod tests {
             )
             .route("/other", get(|| async { "must not be read" }));
         let info = info(serve(router).await);
-        let error = timeout(LIMIT, Files::new().fetch(&info, "/x"))
+        let error = timeout(LIMIT, Files::new(RuntimeHttp::new()).fetch(&info, "/x"))
             .await
             .unwrap()
             .unwrap_err();
@@ -205,7 +199,7 @@ mod tests {
         let info = info(serve(router).await);
         let files = Files {
             limit: 1000,
-            ..Files::new()
+            ..Files::new(RuntimeHttp::new())
         };
         for path in ["/known", "/chunked"] {
             let error = timeout(LIMIT, files.fetch(&info, path)).await.unwrap();

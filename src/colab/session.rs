@@ -175,11 +175,12 @@ impl OpenSession {
 impl<S: Service> ColabBackend<S> {
     /// A backend that has contacted nothing yet.
     pub fn new(service: S, settings: BackendSettings) -> Self {
+        let http = RuntimeHttp::new();
         Self {
             service,
             settings,
-            files: Files::new(),
-            http: RuntimeHttp::new(),
+            files: Files::new(http.clone()),
+            http,
             state: Mutex::default(),
             busy: watch::Sender::new(false),
         }

@@ -46,7 +46,7 @@ const BOOTSTRAP: &str = include_str!("bootstrap.py");
 pub const JOURNAL_BYTES: u64 = 64 * 1024 * 1024;
 
 /// How long the whole way to an installed bootstrap may take: a session's kernel may be starting.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_LIMIT: Duration = Duration::from_secs(45);
 /// How long an interrupt may take to be answered before it is sent in the other way.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(2);
 
