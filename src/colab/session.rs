@@ -283,6 +283,8 @@ impl<S: Service> ColabBackend<S> {
     pub(super) fn lose_session(&self) {
         let mut state = self.state();
         state.lost |= state.session.take().is_some();
+        // Its last call has nothing to wait for any more.
+        state.tail = None;
     }
 
     /// The runtime is gone, or does not answer. Its sessions stay known: should it be there after all, they are deleted.
@@ -297,6 +299,7 @@ impl<S: Service> ColabBackend<S> {
             .is_some_and(|session| session.runtime.name == name)
         {
             state.session = None;
+            state.tail = None;
         }
     }
 
