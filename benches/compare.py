@@ -143,7 +143,10 @@ def compare(options, env, endpoint):
     ours, theirs = (statistics.median(starts[name]) for name in ("colab", "python3"))
     print(f"start to kernel_info   {ours * 1e3:8.1f} ms   ipykernel {theirs * 1e3:8.1f} ms   ratio {theirs / ours:.1f}")
 
+    # The kernel with its companion, the kernel as text only, ipykernel.
     kernels = {name: start(name, env) for name in ("colab", "python3")}
+    text = start("colab", env | {"COLAB_KERNEL_COMPANION": "off"})
+    cell(text[1], "pass")
     idle = psutil.Process(kernels["colab"][0].provisioner.process.pid).memory_info().rss
     print(f"memory, idle           {idle / 2**20:8.1f} MiB")
     for _, client in kernels.values():
@@ -157,28 +160,30 @@ def compare(options, env, endpoint):
         "accept": "application/json, text/event-stream",
     }
     with urllib.request.urlopen(urllib.request.Request(endpoint, json.dumps(request).encode(), headers)) as response:
-        text = response.read().decode()
-    at = text.index('"runtimes/')
-    raw_session = text[at + 1 : text.index('"', at + 1)] + "/sessions/raw"
+        listed = response.read().decode()
+    at = listed.index('"runtimes/')
+    raw_session = listed[at + 1 : listed.index('"', at + 1)] + "/sessions/raw"
     raw_call(endpoint, "bench", raw_session, "pass")
 
-    times = {"cell": [], "raw": [], "ipykernel": []}
+    times = {"cell": [], "text": [], "raw": [], "ipykernel": []}
     for _ in range(options.cells):
         times["cell"].append(cell(kernels["colab"][1], "pass")[0])
+        times["text"].append(cell(text[1], "pass")[0])
         times["raw"].append(raw_call(endpoint, "bench", raw_session, "pass"))
         times["ipykernel"].append(cell(kernels["python3"][1], "pass")[0])
     medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
     print(
-        f"pass cell              {medians['cell']:8.2f} ms   raw call {medians['raw']:.2f} ms   "
-        f"difference {medians['cell'] - medians['raw']:.2f} ms   ipykernel {medians['ipykernel']:.2f} ms"
+        f"pass cell              {medians['cell']:8.2f} ms   as text {medians['text']:.2f} ms   raw call {medians['raw']:.2f} ms   "
+        f"as text minus raw {medians['text'] - medians['raw']:.2f} ms   ipykernel {medians['ipykernel']:.2f} ms"
     )
 
     code = "for _ in range(200_000): print('x' * 99)"
-    for name, (_, client) in kernels.items():
+    for name, (_, client) in {**kernels, "text": text}.items():
         elapsed, size, count, first = cell(client, code)
         print(
             f"20 MB print, {name:8}  {size / elapsed / 1e6:8.1f} MB/s in {count} messages, first after {first * 1e3:.0f} ms"
         )
+    stop(*text)
     for name, (manager, client) in kernels.items():
         print(f"shutdown, {name:8}     {stop(manager, client) * 1e3:8.0f} ms")
 
