@@ -11,6 +11,7 @@ use super::companion::rest::{self, RestError};
 use super::companion::{Companion, Setup, find};
 use super::execution::Lost;
 use super::files::is_fresh;
+use super::helper;
 use super::service::Service;
 use super::session::{Beside, OpenSession};
 use super::text::Publisher;
@@ -77,10 +78,10 @@ impl<S: Service> Run<'_, S> {
         };
         let companion = Companion::start(setup).await.map_err(Failed::Absent)?;
         let setup = self.backend.state().setup.clone();
-        for code in setup {
+        for code in std::iter::once(helper::without_page()).chain(setup) {
             match companion.run_silently(&code).await {
                 Ok(reply) if reply.status.as_deref() == Some("error") => {
-                    tracing::warn!(name = reply.ename, "set-up code of the front-end failed");
+                    tracing::warn!(name = reply.ename, "code that prepares a session failed");
                 }
                 Ok(_) => {}
                 Err(away) => return Err(Failed::Absent(away.to_string())),

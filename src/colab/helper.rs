@@ -67,6 +67,65 @@ pub fn guard() -> String {
     )
 }
 
+/// Code that makes helpers of Colab's web page fail at once with what to do, where the page's own answer would not: `files.download`
+/// asks nothing, it displays a script for the page (googlecolab/colabtools, `files.py`), and `drive.mount` may refuse by itself.
+/// What is loaded is patched, what is not when it is imported; nothing is imported for it.
+pub fn without_page() -> String {
+    const PATCH: &str = r#"
+import sys
+def patch_files(module):
+    def download(filename):
+        raise NotImplementedError(DOWNLOAD)
+    module.download = download
+def patch_drive(module):
+    native = module.mount
+    def mount(*args, **kwargs):
+        try:
+            return native(*args, **kwargs)
+        except NotImplementedError:
+            raise NotImplementedError(MOUNT) from None
+    module.mount = mount
+patches = {"google.colab.files": patch_files, "google.colab.drive": patch_drive}
+def patch(module):
+    try:
+        patches[module.__name__](module)
+    except Exception:
+        pass
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name not in patches:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find and find(name, path, target)
+            if spec:
+                break
+        else:
+            return None
+        try:
+            native = spec.loader.exec_module
+            def exec_module(module):
+                native(module)
+                patch(module)
+            spec.loader.exec_module = exec_module
+        except Exception:
+            pass
+        return spec
+for name in patches:
+    if name in sys.modules:
+        patch(sys.modules[name])
+if any(name not in sys.modules for name in patches):
+    sys.meta_path.insert(0, Finder())
+"#;
+    wrapped(
+        PATCH,
+        &[
+            ("DOWNLOAD", literal(NO_DOWNLOAD)),
+            ("MOUNT", literal(NO_MOUNT)),
+        ],
+    )
+}
+
 /// Code that does nothing.
 pub fn nothing() -> String {
     wrapped("", &[])
@@ -98,6 +157,15 @@ set the value in a variable instead";
 /// What the user reads where Colab's web page would be asked: by `drive.mount`, `files.upload`, `userdata.get` and the like.
 const PAGE_REFUSED: &str = "this cell asks Colab's web page for something (as drive.mount, files.upload and userdata.get do), \
 and there is no web page behind Colab's execute_code";
+
+/// What the user reads instead of a download that nobody would receive.
+const NO_DOWNLOAD: &str = "colab-kernel: files.download() hands the file to Colab's web page, which is not there when cells run \
+from a local editor. The file stays on the runtime: show what is in it in a cell, or send it from a cell to storage of your own \
+(with curl, rclone or gsutil)";
+
+/// What the user reads where `drive.mount` refuses.
+const NO_MOUNT: &str = "colab-kernel: drive.mount() needs Colab's web page, which is not there when cells run from a local editor. \
+Reach Drive from a cell with rclone or the Drive API and credentials of your own, or keep files on the runtime under /content";
 
 /// `google.colab` waits for the web page's answers in one function, some of them for ever. ipykernel puts `raw_input` and `getpass` of the kernel object in place at every request; elsewhere the builtins are what is
 /// called.
@@ -160,6 +228,7 @@ mod tests {
             uncounted("a = 1\nprint(\"\\n\")\n"),
             preparation(&["x\ny".into(), "'''z'''".into()]),
             guard(),
+            without_page(),
         ] {
             assert!(!code.contains('\n'), "{code}");
             assert!(code.starts_with("exec(") && code.ends_with(')'), "{code}");
@@ -264,6 +333,52 @@ sys.modules.update({m.__name__: m for m in (google, colab, message)})
             output.contains("raised StdinNotImplementedError this cell asks Colab"),
             "{output}"
         );
+    }
+
+    #[test]
+    fn downloads_fail_whether_loaded_before_or_later_and_nothing_is_imported_for_it() {
+        const PACKAGE: &str = r#"
+import os, sys, tempfile
+package = os.path.join(tempfile.mkdtemp(), "google", "colab")
+os.makedirs(package)
+for name, code in [("../__init__", ""), ("__init__", ""), ("files", "def download(filename): pass"),
+                   ("drive", "def mount(mountpoint): raise NotImplementedError('not here')")]:
+    open(os.path.join(package, name + ".py"), "w").write(code + "\n")
+sys.modules.pop("google", None)
+sys.path.insert(0, os.path.dirname(os.path.dirname(package)))
+"#;
+        for (first, names) in [
+            ("pass", "['drive', 'files', 'name', 'package']"),
+            (
+                "import google.colab.files",
+                "['drive', 'files', 'google', 'name', 'package']",
+            ),
+        ] {
+            let cells = [
+                PACKAGE.to_owned() + "del os, sys, tempfile, code",
+                first.to_owned(),
+                without_page(),
+                "import sys; assert ('google.colab' in sys.modules) == ('google' in globals()); del sys".to_owned(),
+                "from google.colab import drive, files".to_owned(),
+                "files.download('x')".to_owned(),
+                "drive.mount('/content/drive')".to_owned(),
+            ];
+            let Some(output) = python(&session(&cells)) else {
+                return;
+            };
+            let (raised, last): (Vec<&str>, Vec<&str>) =
+                output.lines().partition(|line| line.starts_with("raised "));
+            assert_eq!(raised[..5], ["raised NoneType None"; 5], "{output}");
+            assert_eq!(
+                raised[5..],
+                [
+                    "raised NotImplementedError colab-kernel: files.",
+                    "raised NotImplementedError colab-kernel: drive.",
+                ],
+                "{output}"
+            );
+            assert_eq!(last.last(), Some(&names), "{output}");
+        }
     }
 
     #[test]

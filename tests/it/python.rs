@@ -15,15 +15,15 @@ use crate::python_env::{python_dir, python_env};
 /// Where it is set, every test of the bootstrap runs, which takes minutes.
 const ALL: &str = "COLAB_KERNEL_TEST_ALL";
 
+/// What the Python that runs most of these files needs.
+const FRONTENDS: &str = include_str!("../python/requirements-frontends.txt");
+
 fn pytest(file: &str) {
     pytest_some(file, &[]);
 }
 
 fn pytest_some(file: &str, options: &[&str]) {
-    let python = python_env(
-        "frontends",
-        include_str!("../python/requirements-frontends.txt"),
-    );
+    let python = python_env("frontends", FRONTENDS);
     pytest_with(&python, file, options);
 }
 
@@ -71,7 +71,19 @@ fn colab_python() -> PathBuf {
 
 #[test]
 fn jupyter_kernel_test_passes() {
-    pytest("test_conformance.py");
+    let python = python_env("frontends", FRONTENDS);
+    let printed = pytest_with(&python, "test_conformance.py", &[]);
+    assert!(!printed.contains("skipped"), "{printed}");
+}
+
+#[test]
+fn helpers_of_colabs_web_page_fail_at_once_and_variables_are_forwarded() {
+    pytest("test_colab_helpers.py");
+}
+
+#[test]
+fn prompts_and_questions_are_answered_as_by_ipykernel() {
+    pytest("test_questions.py");
 }
 
 #[test]
