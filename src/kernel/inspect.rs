@@ -1,14 +1,15 @@
 //! Inspection of a kernel that answers with data alone, as text in the layout of IPython's `?` and `??`.
 //!
-//! google.colab's kernel sends IPython's info dict as `application/json` and nothing that a front-end can show. The fields and
-//! their order are those of IPython 7.34, Colab's version (`IPython/core/oinspect.py`); code is not coloured.
+//! google.colab's kernel sends IPython's info dict as `application/json`, which Colab's page lays out and JupyterLab would show as
+//! a tree, also where there is text beside it: so the text takes its place. The fields and their order are those of IPython 7.34,
+//! Colab's version (`IPython/core/oinspect.py`); code is not coloured.
 
 use serde_json::Value;
 
 use crate::backend::JsonMap;
 
-/// Adds `text/plain` to the content of an `inspect_reply` that has only the info dict. `true`: it did.
-pub fn add_text(content: &mut JsonMap, detail_level: u64) -> bool {
+/// Puts `text/plain` in the place of the info dict in the content of an `inspect_reply` that has nothing else. `true`: it did.
+pub fn to_text(content: &mut JsonMap, detail_level: u64) -> bool {
     let Some(data) = content.get_mut("data").and_then(Value::as_object_mut) else {
         return false;
     };
@@ -19,6 +20,7 @@ pub fn add_text(content: &mut JsonMap, detail_level: u64) -> bool {
     let Some(text) = info.and_then(|info| render(info, detail_level > 0)) else {
         return false;
     };
+    data.remove("application/json");
     data.insert("text/plain".into(), text.into());
     true
 }
@@ -124,13 +126,13 @@ mod tests {
     fn assert_rendered(info: &Value, detail_level: u64, expected: &str) {
         let content = json!({"status": "ok", "found": true, "data": {"application/json": info}, "metadata": {}});
         let mut content = content.as_object().unwrap().clone();
-        assert!(add_text(&mut content, detail_level));
+        assert!(to_text(&mut content, detail_level));
         let text = content["data"]["text/plain"].as_str().unwrap();
         assert_eq!(
             text.replace("\x1b[0;31m", "").replace("\x1b[0m", ""),
             expected
         );
-        assert_eq!(content["data"]["application/json"], *info);
+        assert_eq!(content["data"].as_object().unwrap().len(), 1);
     }
 
     #[test]
@@ -204,7 +206,7 @@ mod tests {
         ] {
             let content = json!({"found": true, "data": data});
             let mut changed = content.as_object().unwrap().clone();
-            assert!(!add_text(&mut changed, 0));
+            assert!(!to_text(&mut changed, 0));
             assert_eq!(Value::Object(changed), content);
         }
     }

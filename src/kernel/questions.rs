@@ -131,7 +131,7 @@ fn tidy(
     if question == Question::Inspect {
         let detail = request.content::<JsonMap>().ok();
         let detail = detail.and_then(|content| content.get("detail_level")?.as_u64());
-        changed |= inspect::add_text(&mut content, detail.unwrap_or(0));
+        changed |= inspect::to_text(&mut content, detail.unwrap_or(0));
     }
     if changed { raw(&content) } else { answer }
 }

@@ -59,6 +59,21 @@ CELLS = {
 PLACES = {name: place for place, name in enumerate(CELLS)}
 COUNTED = PLACES["fail"] + 1
 
+OUT = "application/vnd.jupyter.stdout"
+# What is shown below each cell that has an output, and nothing else: no notice of a start is left, and nothing is there twice.
+# A widget itself has no type in the page; what is printed into it has. The prompt of `input()` is an output of its own.
+SHOWN = {
+    "plot": [OUT, "image/png", OUT],
+    "table": ["text/html"],
+    "custom": ["text/plain"],
+    "tqdm": [OUT],
+    "interact": [OUT],
+    "output": [OUT, OUT],
+    "input": [OUT, OUT],
+    "result": ["text/plain"],
+    "fail": ["application/vnd.jupyter.stderr"],
+}
+
 
 def book(names):
     metadata = {"kernelspec": {"name": KERNEL, "display_name": KERNEL, "language": "python"}}
@@ -122,15 +137,16 @@ def server(front):
     """JupyterLab's server; its URL and token."""
     directory = front.directory
     settings = {
+        "@jupyter-widgets/jupyterlab-manager/plugin": {"saveState": True},
         # All cells stay in the document, wherever the page is scrolled to.
-        "notebook-extension/tracker": {"windowingMode": "none"},
-        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-        "docmanager-extension/plugin": {"autosave": False},
+        "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+        "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+        "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
         # After a second JupyterLab would drop an answer, and the first one imports much.
-        "completer-extension/manager": {"providerTimeout": PATIENCE},
+        "@jupyterlab/completer-extension/manager": {"providerTimeout": PATIENCE},
     }
     for name, values in settings.items():
-        path = directory / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path = directory / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
     (directory / "notebooks").mkdir()
@@ -162,6 +178,9 @@ class Lab:
     def __init__(self, page, server, front, stack):
         self.page, self.server, self.directory, self.stack = page, server, front.directory, stack
         self.path = front.directory / "notebooks" / "lab.ipynb"
+        self.complaints = []
+        page.on("console", lambda message: message.type == "error" and self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
         shots = os.environ.get("COLAB_KERNEL_SHOTS")
         self.shots = Path(shots) if shots else front.directory / "shots"
 
@@ -176,6 +195,20 @@ class Lab:
         text = re.compile(rf"^\[{re.escape(str(number) or ' ')}\]:$")
         expect(self.cell(name).locator(".jp-InputPrompt")).to_have_text(text, timeout=PATIENCE)
 
+    def shows_all(self, widgets=True):
+        """Waits until all cells of a whole run show what they have to, and checks that they show nothing else."""
+        if widgets:
+            expect(self.cell("tqdm").locator(".widget-hprogress").first).to_be_visible(timeout=PATIENCE)
+            expect(self.cell("interact").locator(".widget-slider").first).to_be_visible(timeout=PATIENCE)
+            expect(self.cell("interact").locator(".widget-output")).to_contain_text("the square is", timeout=PATIENCE)
+            expect(self.cell("output").locator(".widget-output")).to_have_text("inside the widget\n", timeout=PATIENCE)
+        expect(self.cell("plot").locator(".jp-RenderedImage img")).to_be_visible(timeout=PATIENCE)
+        for name in PLACES:
+            if widgets or name not in ("tqdm", "interact", "output"):
+                shown = self.cell(name).locator(".jp-OutputArea-output[data-mime-type]")
+                kinds = shown.evaluate_all("all => all.map(one => one.dataset.mimeType)")
+                assert kinds == SHOWN.get(name, []), name
+
     def connected(self):
         """Waits for the page's connection to the kernel: what is run before that JupyterLab drops without a word."""
         def state():
@@ -188,6 +221,8 @@ class Lab:
     def idle(self):
         status = self.page.locator("#jp-main-statusbar", has_text=re.compile(r"\| Idle"))
         expect(status).to_be_attached(timeout=PATIENCE)
+        circle = self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
+        expect(circle).to_be_attached(timeout=PATIENCE)
 
     def menu(self, menu, item):
         self.page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{menu}$")).click()
@@ -249,9 +284,13 @@ def lab(stack, front, server, chromium):
     page.close()
 
 
+def renders_widgets(stack):
+    return KERNEL != "reference" or stack != "colab"
+
+
 @pytest.fixture
 def widgets_render(stack):
-    if KERNEL == "reference" and stack == "colab":
+    if not renders_widgets(stack):
         pytest.skip("ipywidgets 7 does not render in JupyterLab 4 without the kernel's bridge")
 
 
@@ -259,9 +298,7 @@ def test_run_all_shows_text_figures_tables_and_results(lab):
     lab.shot("run-all")
     lab.shows("plot", "text before")
     lab.shows("plot", "text after")
-    expect(lab.cell("plot").locator(".jp-RenderedImage img")).to_be_visible()
-    kinds = lab.cell("plot").locator(".jp-OutputArea-output").evaluate_all("all => all.map(one => one.dataset.mimeType)")
-    assert kinds == ["application/vnd.jupyter.stdout", "image/png", "application/vnd.jupyter.stdout"]
+    lab.shows_all(renders_widgets(lab.stack))
     expect(lab.cell("table").locator(".jp-RenderedHTMLCommon table tbody tr")).to_have_count(2)
     lab.shows("table", "Mars")
     lab.shows("custom", "text beside the custom type")
@@ -288,7 +325,8 @@ def test_an_error_stops_run_all_and_later_cells_have_no_number(lab):
 
 
 def test_the_saved_notebook_holds_all_bundles_and_numbers(lab):
-    cells = lab.save().cells
+    saved = lab.save()
+    cells = saved.cells
     assert [cell.execution_count for cell in cells[:COUNTED]] == list(range(1, COUNTED + 1))
     assert [cell.execution_count for cell in cells[COUNTED : PLACES["loop"]]] == [None, None]
     outputs = {name: cells[place].outputs for name, place in PLACES.items()}
@@ -299,6 +337,18 @@ def test_the_saved_notebook_holds_all_bundles_and_numbers(lab):
     for name in ("tqdm", "interact", "output"):
         assert any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in outputs[name])
     assert outputs["fail"][0].ename == "ZeroDivisionError"
+    text = {name: [output.text for output in all if output.output_type == "stream"] for name, all in outputs.items()}
+    assert text["plot"] == ["text before\n", "text after\n"]
+    assert text["output"] == ["outside the widget\n"]
+    assert not any(output.get("name") == "stderr" for all in outputs.values() for output in all)
+
+
+def test_the_saved_notebook_becomes_html_with_plots_and_widgets(lab, front, widgets_render):
+    lab.save()
+    target = front.directory / "saved.html"
+    done = front.jupyter("jupyter", "nbconvert", "--to", "html", lab.path, "--output", target)
+    assert done.returncode == 0, done.stderr
+    assert_plots_and_widgets(target.read_text())
 
 
 def test_a_slider_moved_by_keyboard_changes_the_output(lab, widgets_render):
@@ -313,6 +363,7 @@ def test_a_slider_moved_by_keyboard_changes_the_output(lab, widgets_render):
         expect(lab.cell("interact").locator(".widget-output")).to_have_text(
             f"the square is {value * value}\n", timeout=PATIENCE
         )
+    lab.idle()
     lab.shot("slider")
 
 
@@ -332,6 +383,7 @@ def test_shift_tab_shows_a_docstring(lab):
     lab.edit("scratch", "len(")
     lab.page.keyboard.press("Shift+Tab")
     expect(lab.page.locator(".jp-Tooltip")).to_contain_text("Return the number of items in a container", timeout=PATIENCE)
+    expect(lab.page.locator(".jp-Tooltip .jp-RenderedText pre")).to_be_visible()
     lab.shot("inspection")
     lab.page.keyboard.press("Escape")
     expect(lab.page.locator(".jp-Tooltip")).to_have_count(0)
@@ -366,10 +418,29 @@ def test_restart_and_run_all_gives_the_same_again(lab):
     lab.numbered("fail", COUNTED)
     lab.idle()
     lab.shot("restart-and-run-all")
-    for name in ("never", "nor this"):
+    for number, name in enumerate(list(CELLS)[:COUNTED], 1):
+        lab.numbered(name, number)
+    for name in list(CELLS)[COUNTED:]:
         lab.numbered(name, "")
-    expect(lab.cell("plot").locator(".jp-RenderedImage img")).to_be_visible()
+    lab.shows_all(renders_widgets(lab.stack))
     lab.shows("result", "42")
+
+
+def test_a_page_that_is_loaded_again_shows_the_widgets_and_they_live(lab, widgets_render):
+    lab.save()
+    lab.page.reload()
+    lab.connected()
+    lab.shows_all()
+    lab.cell("interact").locator(".noUi-handle").focus()
+    lab.page.keyboard.press("ArrowRight")
+    lab.shows("interact", "the square is 36")
+    lab.idle()
+    lab.shows_all()
+    lab.shot("loaded-again")
+
+
+def test_the_page_had_nothing_to_complain_of(lab, widgets_render):
+    assert lab.complaints == []
 
 
 class Page(HTMLParser):
@@ -396,12 +467,8 @@ class Page(HTMLParser):
             self.scripts.setdefault(self.kind, []).append(json.loads(data))
 
 
-def test_nbconvert_to_html_keeps_plots_and_widgets(front):
-    source, target = front.directory / "batch.ipynb", front.directory / "batch.html"
-    nbformat.write(book(["plot", "table", "custom", "tqdm", "interact", "output", "result"]), source)
-    done = front.jupyter("jupyter", "nbconvert", "--execute", "--to", "html", "--ExecutePreprocessor.timeout=60", source, "--output", target)
-    assert done.returncode == 0, done.stderr
-    text = target.read_text()
+def assert_plots_and_widgets(text):
+    """Of a page that nbconvert made of a notebook with the cells up to the Output widget."""
     page = Page(text)
     assert len([image for image in page.images if image.startswith("data:image/png;base64,iVBOR")]) == 1
     assert "<th>moons</th>" in text
@@ -410,8 +477,19 @@ def test_nbconvert_to_html_keeps_plots_and_widgets(front):
     models = state["state"]
     assert len(views) == 3
     assert all(view["model_id"] in models for view in views)
+    # Those that nbconvert's template finds a renderer for.
+    versions = {model["model_module"]: model["model_module_version"] for model in models.values()}
+    assert versions == {"@jupyter-widgets/base": "2.0.0", "@jupyter-widgets/controls": "2.0.0", "@jupyter-widgets/output": "1.0.0"}
     values = {model["model_name"]: model["state"] for model in models.values()}
     assert values["IntSliderModel"]["value"] == 5
     assert "20/20" in json.dumps(models)
     inside = [model["state"]["outputs"] for model in models.values() if model["model_name"] == "OutputModel"]
     assert "inside the widget" in json.dumps(inside) and "the square is 25" in json.dumps(inside)
+
+
+def test_nbconvert_to_html_keeps_plots_and_widgets(front):
+    source, target = front.directory / "batch.ipynb", front.directory / "batch.html"
+    nbformat.write(book(["plot", "table", "custom", "tqdm", "interact", "output", "result"]), source)
+    done = front.jupyter("jupyter", "nbconvert", "--execute", "--to", "html", "--ExecutePreprocessor.timeout=60", source, "--output", target)
+    assert done.returncode == 0, done.stderr
+    assert_plots_and_widgets(target.read_text())
