@@ -13,8 +13,8 @@ STACKS = ["colab", "newest"]
 
 EMULATOR = Path(__file__).parents[2] / "src" / "emulator"
 
-# What the emulator keeps from its kernels, since it may mean another Python.
-FOREIGN = ("COLAB_", "IPYTHON", "IPY_", "JPY_", "JUPYTER", "MPL", "PYTHON", "XDG_", "VIRTUAL_ENV")
+# What the emulator keeps from its kernels, since it may mean another Python or the user's terminal.
+FOREIGN = ("COLAB_", "IPYTHON", "IPY_", "JPY_", "JUPYTER", "MPL", "PYTHON", "XDG_", "COLUMNS", "LINES", "VIRTUAL_ENV")
 
 
 def interpreter(stack):
