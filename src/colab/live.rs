@@ -165,6 +165,8 @@ struct Live<'a, S: Service> {
     after: Vec<Chunk>,
     shown: Shown,
     count: Option<u32>,
+    /// The session by which the kernel was asked to run it.
+    asked_by: Option<String>,
     /// The error is the last thing that is published.
     raised: Option<Exception>,
     reply: Option<ExecuteReply>,
@@ -237,6 +239,7 @@ impl<S: Service> Run<'_, S> {
             after: Vec::new(),
             shown: Shown::default(),
             count: None,
+            asked_by: None,
             raised: None,
             reply: None,
             holes: 0,
@@ -257,7 +260,7 @@ impl<S: Service> Run<'_, S> {
                         done: call,
                         companion: companion.clone(),
                         count: live.count,
-                        session: live.companion.adopted_session(),
+                        session: live.asked_by.take(),
                     });
                 }
                 Ok(outcome)
@@ -539,8 +542,9 @@ impl<S: Service> Live<'_, S> {
     /// Takes in what the journal says; at the end of the cell, what lets it be read on.
     async fn arrived(&mut self, arrival: Arrival) -> Option<LetGo> {
         match arrival {
-            Arrival::Began { count } => {
+            Arrival::Began { count, session } => {
                 self.count = count;
+                self.asked_by = session;
                 self.unfound_since = None;
             }
             Arrival::Message(None, message) => {
@@ -623,8 +627,7 @@ impl<S: Service> Live<'_, S> {
     async fn told(&mut self, let_go: LetGo) -> Result<Outcome, BackendError> {
         self.view.ended.store(true, Ordering::Relaxed);
         if let Some(Ok(reply)) = &self.over {
-            let session = self.companion.adopted_session();
-            confirm(self.companion, session.as_deref(), self.count, reply);
+            confirm(self.companion, self.asked_by.as_deref(), self.count, reply);
         }
         if self.holes > 0 {
             let line = format!(
@@ -704,6 +707,12 @@ impl<S: Service> Live<'_, S> {
         let Some(Ok(reply)) = self.over.take() else {
             return Err(Lost::Session);
         };
+        match u32::try_from(reply.result.execution_count) {
+            Ok(count) if self.count.is_none() => self.companion.settled(count),
+            _ => {
+                confirm(self.companion, self.asked_by.as_deref(), self.count, &reply);
+            }
+        }
         let shown = std::mem::take(&mut self.shown);
         let outcome = self
             .run

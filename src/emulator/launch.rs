@@ -135,9 +135,12 @@ pub(super) fn spawn(
     const FOREIGN: [&str; 9] = [
         "COLAB_", "IPYTHON", "IPY_", "JPY_", "JUPYTER", "KG_", "MPL", "PYTHON", "XDG_",
     ];
+    // The size is that of the user's terminal, and progress bars would be as wide.
+    const FOREIGN_NAMES: [&str; 3] = ["COLUMNS", "LINES", "VIRTUAL_ENV"];
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        if FOREIGN.iter().any(|prefix| text.starts_with(prefix)) || text == "VIRTUAL_ENV" {
+        if FOREIGN.iter().any(|prefix| text.starts_with(prefix)) || FOREIGN_NAMES.contains(&&*text)
+        {
             command.env_remove(&name);
         }
     }

@@ -1,7 +1,8 @@
-"""Plain ipykernel of the emulator's own environments: what the kernel is held against.
+"""The emulator's own kernels, run directly: what the kernel is held against.
 
-The emulator makes an environment for each of its stacks (`--quirk kernels=colab` and `kernels=newest`); an ipykernel of the same
-interpreter, laid out as the emulator lays out a runtime, is the same version of everything.
+The emulator makes an environment for each of its stacks (`--quirk kernels=colab` and `kernels=newest`). The same kernel class on
+the same interpreter, laid out as the emulator lays out a runtime, differs from the emulator's kernel in nothing: what is compared
+is the way to it. On the stack `newest` the class is ipykernel's, on `colab` the one with Colab's differences.
 """
 
 import json
@@ -10,14 +11,16 @@ from pathlib import Path
 
 STACKS = ["colab", "newest"]
 
-# What the emulator keeps from its kernels, since it may mean another Python.
-FOREIGN = ("COLAB_", "IPYTHON", "IPY_", "JPY_", "JUPYTER", "MPL", "PYTHON", "XDG_", "VIRTUAL_ENV")
+EMULATOR = Path(__file__).parents[2] / "src" / "emulator"
+
+# What the emulator keeps from its kernels, since it may mean another Python or the user's terminal.
+FOREIGN = ("COLAB_", "IPYTHON", "IPY_", "JPY_", "JUPYTER", "MPL", "PYTHON", "XDG_", "COLUMNS", "LINES", "VIRTUAL_ENV")
 
 
 def interpreter(stack):
     """The interpreter of the emulator's environment; there is one once an emulator of that stack has started."""
     cache = Path(os.environ.get("COLAB_KERNEL_CACHE_DIR") or Path.home() / ".cache" / "colab-kernel")
-    wanted = (Path(__file__).parents[2] / f"src/emulator/requirements-{stack}.txt").read_text()
+    wanted = (EMULATOR / f"requirements-{stack}.txt").read_text()
     for home in sorted(cache.glob(f"emulator-{stack}-*")):
         # A cache may hold environments of other lists.
         if (home / "complete").exists() and (home / "requirements.txt").read_text() == wanted:
@@ -41,8 +44,9 @@ def install(stack, directory, name="reference"):
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "TMPDIR": str(root / "tmp"),
     }
+    kernel = {"colab": [str(EMULATOR / "kernel.py")], "newest": ["-m", "ipykernel_launcher"]}[stack]
     spec = {
-        "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "argv": [str(python), *kernel, "-f", "{connection_file}"],
         "display_name": f"ipykernel ({stack})",
         "language": "python",
         # For front-ends that start it with their own environment.

@@ -9,7 +9,7 @@
 //! * After the end of an activity nothing more is read from the journal until its receiver has let go, so that what comes later
 //!   cannot overtake it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
@@ -31,6 +31,8 @@ pub enum Arrival {
     Began {
         /// `execution_count` of its `execute_input`.
         count: Option<u32>,
+        /// The session by which its request came.
+        session: Option<String>,
     },
     /// A message: of this activity, or of an earlier request of ours.
     Message(Option<Origin>, Message),
@@ -162,10 +164,12 @@ struct State {
     active: Option<Active>,
     past: HashMap<String, Past>,
     order: VecDeque<String>,
+    /// Requests of ours of which nothing is shown, until their end.
+    discarded: HashSet<String>,
     latest: Option<Origin>,
     /// Code that was submitted, given up, and has not been seen to begin.
     strays: VecDeque<String>,
-    /// The session in the headers of the service's own requests, and how often it was confirmed.
+    /// The session in the headers of the service's own requests, once it was confirmed.
     service: Option<String>,
     service_varies: bool,
 }
@@ -177,13 +181,26 @@ struct Active {
     code: Option<String>,
     /// The message id of its request in the kernel, once it is known.
     msg_id: Option<String>,
-    session: Option<String>,
+    /// Executions of its code by others than the service, as far as that is known: their numbers and message ids.
+    passed_over: Vec<(u32, String)>,
     /// It begins after this number of the journal.
     after: u64,
     /// The number of its last message, where the table has told.
     last: Option<u64>,
     keys: Vec<String>,
     sender: mpsc::Sender<Arrival>,
+}
+
+impl Active {
+    /// Whether an execution of this code at this place of the journal may be this one.
+    fn waits_for(&self, n: u64, code: &str) -> bool {
+        self.msg_id.is_none()
+            && n > self.after
+            && self
+                .code
+                .as_ref()
+                .is_some_and(|own| code.contains(own.as_str()))
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -255,7 +272,7 @@ impl Routes {
             origin,
             code,
             msg_id,
-            session: None,
+            passed_over: Vec::new(),
             after,
             last: None,
             keys: Vec::new(),
@@ -300,16 +317,34 @@ impl Routes {
     pub fn confirm_service(&self, session: &str, is_ours: bool) {
         let mut state = self.lock();
         if !is_ours {
-            state.service = None;
-            state.service_varies = true;
+            // Where nothing was known, a stranger's execution may have been adopted, which proves nothing of the service.
+            state.service_varies |= state.service.take().is_some();
         } else if !state.service_varies {
             state.service.get_or_insert_with(|| session.to_owned());
         }
     }
 
-    /// The session by which the running activity's request came.
-    pub fn adopted_session(&self) -> Option<String> {
-        self.lock().active.as_ref()?.session.clone()
+    /// The running activity was settled without the journal, and the service tells its number. If it is that of an execution
+    /// that was taken for a stranger's, the service is not known by one session.
+    pub fn settled(&self, count: u32) {
+        let mut state = self.lock();
+        let Some(active) = state.active.as_mut() else {
+            return;
+        };
+        let Some((_, msg_id)) = active.passed_over.iter().find(|(told, _)| *told == count) else {
+            return;
+        };
+        let (msg_id, origin) = (msg_id.clone(), active.origin.clone());
+        // It has begun: it is no stray.
+        active.code = None;
+        state.remember(&msg_id, origin);
+        state.service = None;
+        state.service_varies = true;
+    }
+
+    /// Nothing of this request of ours is shown, however late it is read.
+    pub fn discard(&self, msg_id: String) {
+        self.lock().discarded.insert(msg_id);
     }
 
     /// Tells where message `n` goes. `own`: the session of our own requests.
@@ -393,6 +428,9 @@ impl State {
             "iopub_welcome" | "shutdown_reply" => return Destination::Nobody,
             _ => {}
         }
+        if self.discarded.contains(&parent.msg_id) {
+            return Destination::Nobody;
+        }
         if let Some(active) = self.active_of(&parent.msg_id) {
             return Destination::Active(
                 active.sender.clone(),
@@ -462,6 +500,7 @@ impl State {
         if let Some(active) = self.active_of(&parent.msg_id) {
             let began = Arrival::Began {
                 count: input.execution_count,
+                session: Some(parent.session.clone()),
             };
             return Destination::Active(active.sender.clone(), vec![began]);
         }
@@ -470,6 +509,12 @@ impl State {
             None => true,
         };
         if !is_service {
+            if let Some(active) = &mut self.active
+                && active.waits_for(n, &input.code)
+                && let Some(count) = input.execution_count
+            {
+                active.passed_over.push((count, parent.msg_id.clone()));
+            }
             return Destination::Nobody;
         }
         if let Some(stray) = self
@@ -480,22 +525,16 @@ impl State {
             self.strays.remove(stray);
             return Destination::Nobody;
         }
-        let Some(active) = self.active.as_mut().filter(|active| {
-            active.msg_id.is_none()
-                && n > active.after
-                && active
-                    .code
-                    .as_ref()
-                    .is_some_and(|code| input.code.contains(code.as_str()))
-        }) else {
+        let active = self.active.as_mut();
+        let Some(active) = active.filter(|active| active.waits_for(n, &input.code)) else {
             return Destination::Nobody;
         };
         active.msg_id = Some(parent.msg_id.clone());
-        active.session = Some(parent.session.clone());
         let (sender, origin) = (active.sender.clone(), active.origin.clone());
         self.remember(&parent.msg_id, origin);
         let began = Arrival::Began {
             count: input.execution_count,
+            session: Some(parent.session.clone()),
         };
         Destination::Active(sender, vec![began])
     }
@@ -531,6 +570,7 @@ impl State {
         if !idle {
             return Destination::Nobody;
         }
+        self.discarded.remove(parent);
         if let Some(past) = self.past.get_mut(parent) {
             // What its threads do from now on has not been told in another way.
             past.silent = false;
@@ -556,16 +596,18 @@ impl State {
             && let Some(code) = &active.code
         {
             let hash = hash(code);
-            let entry = table.iter().find(|entry| {
+            let mut of_code = table.iter().filter(|entry| {
                 entry.first > active.after
                     && entry.first <= position
                     && entry.code.as_deref() == Some(hash.as_str())
-                    && (service.is_none() || entry.session == service)
             });
-            if let Some(entry) = entry {
+            if let Some(entry) = of_code.find(|entry| service.is_none() || entry.session == service)
+            {
                 active.msg_id = Some(entry.cell.clone());
-                active.session = entry.session.clone();
-                arrivals.push(Arrival::Began { count: entry.count });
+                arrivals.push(Arrival::Began {
+                    count: entry.count,
+                    session: entry.session.clone(),
+                });
             }
         }
         let msg_id = active.msg_id.clone()?;

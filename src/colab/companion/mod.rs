@@ -137,7 +137,9 @@ impl Companion {
             "exec(compile({}, '<colab-kernel>', 'exec'), {{'__name__': 'colab_kernel_companion'}})",
             helper::literal(&format!("{BOOTSTRAP}{call}")),
         );
-        let reply = run_silently(&link, &code)
+        let nothing = backend::JsonMap::new();
+        // Nothing is read from the journal so far.
+        let reply = execute(&link, &code, &nothing, |_| {})
             .await
             .map_err(|away| away.to_string())?;
         if reply.status.as_deref() == Some("error") {
@@ -214,9 +216,9 @@ impl Companion {
         self.routes.begin(Expect::Code(code), origin, after)
     }
 
-    /// The service's number confirms that the running activity was the one adopted by us.
-    pub fn adopted_session(&self) -> Option<String> {
-        self.routes.adopted_session()
+    /// The running activity was settled by the call's result, in which the service numbers it so.
+    pub fn settled(&self, count: u32) {
+        self.routes.settled(count);
     }
 
     /// Learns by which session the service's requests are known.
@@ -282,12 +284,13 @@ impl Companion {
 
     /// Runs code of which nothing is shown.
     pub async fn run_silently(&self, code: &str) -> Result<ExecuteReply, Away> {
-        run_silently(&self.link, code).await
+        let discard = |id| self.routes.discard(id);
+        execute(&self.link, code, &backend::JsonMap::new(), discard).await
     }
 
     /// Evaluates expressions, silently.
     pub async fn evaluate(&self, expressions: &backend::JsonMap) -> Result<backend::JsonMap, Away> {
-        let reply = execute(&self.link, "", expressions).await?;
+        let reply = execute(&self.link, "", expressions, |_| {}).await?;
         Ok(reply.user_expressions)
     }
 
@@ -435,15 +438,13 @@ async fn status(link: &Link) -> Result<Standing, String> {
         .map_err(|_| "the bootstrap does not answer".to_owned())
 }
 
-async fn run_silently(link: &Link, code: &str) -> Result<ExecuteReply, Away> {
-    execute(link, code, &backend::JsonMap::new()).await
-}
-
-/// A silent request. One that comes back aborted, because somebody else's cell has failed, is sent again.
+/// A silent request, whose id is told before it is sent. One that comes back aborted, because somebody else's cell has failed, is
+/// sent again.
 async fn execute(
     link: &Link,
     code: &str,
     expressions: &backend::JsonMap,
+    announce: impl Fn(String),
 ) -> Result<ExecuteReply, Away> {
     let content = json!({
         "code": code,
@@ -456,6 +457,7 @@ async fn execute(
     let mut reply = ExecuteReply::default();
     for _ in 0..2 {
         let request = Message::new(Channel::Shell, link.session(), "execute_request", &content);
+        announce(request.id().unwrap_or_default());
         reply = link.request(request).await?.content().unwrap_or_default();
         if reply.status.as_deref() != Some("aborted") {
             break;
