@@ -187,7 +187,11 @@ def test_comms_are_told_by_target(kernel):
 
 def test_completion_knows_variables_and_types(kernel):
     told(kernel, "abracadabra = {'alpha': 1}\ndef abracafunction(): pass")
+    started = time.monotonic()
     reply = shell_reply(kernel, kernel.client.complete("print(abraca)", 12))
+    if time.monotonic() - started > 9.5 and not reply["matches"]:
+        # The first question loads jedi, which can take longer on a busy machine than a question may.
+        reply = shell_reply(kernel, kernel.client.complete("print(abraca)", 12))
     assert reply["status"] == "ok"
     assert {"abracadabra", "abracafunction"} <= set(reply["matches"])
     assert (reply["cursor_start"], reply["cursor_end"]) == (6, 12)
