@@ -47,76 +47,33 @@ for source in SOURCES:
 "#;
     let sources: Vec<String> = setup.iter().map(|source| literal(source)).collect();
     wrapped(
-        &format!("{GUARD}{PREPARE}"),
+        &format!("{GUARD}{PATCH}{PREPARE}"),
         &[
             ("SENTENCE", literal(PROMPT_REFUSED)),
             ("PAGE_SENTENCE", literal(PAGE_REFUSED)),
+            ("DOWNLOAD", literal(NO_DOWNLOAD)),
+            ("MOUNT", literal(NO_MOUNT)),
             ("SOURCES", format!("[{}]", sources.join(", "))),
         ],
     )
 }
 
-/// Code that makes prompts fail at once.
+/// Code that makes prompts fail at once, and what would ask or need the web page.
 pub fn guard() -> String {
     wrapped(
-        GUARD,
+        &format!("{GUARD}{PATCH}"),
         &[
             ("SENTENCE", literal(PROMPT_REFUSED)),
             ("PAGE_SENTENCE", literal(PAGE_REFUSED)),
+            ("DOWNLOAD", literal(NO_DOWNLOAD)),
+            ("MOUNT", literal(NO_MOUNT)),
         ],
     )
 }
 
 /// Code that makes helpers of Colab's web page fail at once with what to do, where the page's own answer would not: `files.download`
 /// asks nothing, it displays a script for the page (googlecolab/colabtools, `files.py`), and `drive.mount` may refuse by itself.
-/// What is loaded is patched, what is not when it is imported; nothing is imported for it.
 pub fn without_page() -> String {
-    const PATCH: &str = r#"
-import sys
-def patch_files(module):
-    def download(filename):
-        raise NotImplementedError(DOWNLOAD)
-    module.download = download
-def patch_drive(module):
-    native = module.mount
-    def mount(*args, **kwargs):
-        try:
-            return native(*args, **kwargs)
-        except NotImplementedError:
-            raise NotImplementedError(MOUNT) from None
-    module.mount = mount
-patches = {"google.colab.files": patch_files, "google.colab.drive": patch_drive}
-def patch(module):
-    try:
-        patches[module.__name__](module)
-    except Exception:
-        pass
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name not in patches:
-            return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = find and find(name, path, target)
-            if spec:
-                break
-        else:
-            return None
-        try:
-            native = spec.loader.exec_module
-            def exec_module(module):
-                native(module)
-                patch(module)
-            spec.loader.exec_module = exec_module
-        except Exception:
-            pass
-        return spec
-for name in patches:
-    if name in sys.modules:
-        patch(sys.modules[name])
-if any(name not in sys.modules for name in patches):
-    sys.meta_path.insert(0, Finder())
-"#;
     wrapped(
         PATCH,
         &[
@@ -200,6 +157,57 @@ except ImportError:
     shell = None
 guard(SENTENCE)
 guard_page(PAGE_SENTENCE)
+"#;
+
+/// What is loaded is patched, what is not when it is imported; nothing is imported for it. A second run changes nothing.
+const PATCH: &str = r#"
+import sys
+def patch_files(module):
+    def download(filename):
+        raise NotImplementedError(DOWNLOAD)
+    module.download = download
+def patch_drive(module):
+    native = module.mount
+    if hasattr(native, "colab_kernel"):
+        return
+    def mount(*args, **kwargs):
+        try:
+            return native(*args, **kwargs)
+        except NotImplementedError:
+            raise NotImplementedError(MOUNT) from None
+    mount.colab_kernel = True
+    module.mount = mount
+patches = {"google.colab.files": patch_files, "google.colab.drive": patch_drive}
+def patch(module):
+    try:
+        patches[module.__name__](module)
+    except Exception:
+        pass
+class ColabKernelFinder:
+    def find_spec(self, name, path=None, target=None):
+        if name not in patches:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find and find(name, path, target)
+            if spec:
+                break
+        else:
+            return None
+        try:
+            native = spec.loader.exec_module
+            def exec_module(module):
+                native(module)
+                patch(module)
+            spec.loader.exec_module = exec_module
+        except Exception:
+            pass
+        return spec
+for name in patches:
+    if name in sys.modules:
+        patch(sys.modules[name])
+if not any(type(finder).__name__ == ColabKernelFinder.__name__ for finder in sys.meta_path):
+    sys.meta_path.insert(0, ColabKernelFinder())
 "#;
 
 /// One expression that runs `code` in a namespace with these names.

@@ -84,6 +84,11 @@ def blocking_request(kind, request="", timeout_sec=5, parent=None):
     """The answer's data; None when there is no answer in time."""
     number = next(numbers)
     send_request(kind, request, number)
+    # By its module, as in Google's package: who replaces it there replaces it for every helper.
+    return sys.modules["google.colab._message"].read_reply_from_input(number, timeout_sec)
+
+
+def read_reply_from_input(number, timeout_sec=None):
     deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
     while deadline is None or time.monotonic() < deadline:
         value = next_input()
@@ -187,7 +192,8 @@ def install_google_colab():
         google.__path__ = []
     module("google.colab")
     sys.modules["google.colab"].__path__ = []
-    module("google.colab._message", MessageError=MessageError, blocking_request=blocking_request, send_request=send_request)
+    module("google.colab._message", MessageError=MessageError, blocking_request=blocking_request,
+           read_reply_from_input=read_reply_from_input, send_request=send_request)  # fmt: skip
     module("google.colab.auth", authenticate_user=authenticate_user)
     module("google.colab.drive", mount=mount)
     module("google.colab.files", download=download, upload=upload)

@@ -189,11 +189,28 @@ fn the_bundled_notebook_runs_is_shown_and_is_written() {
     // Nothing but what the cell printed: no line of ours about the wait.
     assert_eq!(code[0]["outputs"].as_array().unwrap().len(), 1);
     assert_eq!(code[0]["outputs"][0]["text"][0], "step 1 of 5\n");
+    let order = [
+        "radius_km, from 2440 to 6371:\n[image/png, ",
+        "\nmoons, from 0 to 2:\n[image/png, ",
+        "\nthat was all\n",
+    ];
+    let places: Vec<_> = order.iter().map(|shown| text.find(shown)).collect();
+    assert!(
+        places.iter().all(Option::is_some) && places.is_sorted(),
+        "{text}"
+    );
     let table = &code[2]["outputs"][0];
     assert_eq!(table["output_type"], "execute_result");
     assert!(table["data"]["text/html"].is_array(), "{table}");
-    let plot = &code[3]["outputs"][0]["data"]["image/png"];
-    assert!(plot.as_str().unwrap().starts_with("iVBOR"), "{plot}");
+    // The figures are where the code shows them, between the lines.
+    let plots = code[3]["outputs"].as_array().unwrap();
+    let kinds: Vec<&Value> = plots.iter().map(|output| &output["output_type"]).collect();
+    let (text_of, figure) = ("stream", "display_data");
+    assert_eq!(kinds, [text_of, figure, text_of, figure, text_of]);
+    for plot in [&plots[1], &plots[3]] {
+        let png = plot["data"]["image/png"].as_str().unwrap();
+        assert!(png.starts_with("iVBOR"), "{png}");
+    }
     assert_eq!(
         notebook["metadata"]["language_info"]["pygments_lexer"],
         "ipython3"
@@ -238,6 +255,23 @@ fn a_cell_that_raises_ends_the_run_with_code_1() {
     assert_eq!(error["ename"], "ZeroDivisionError");
     assert_eq!(notebook["cells"][2]["execution_count"], Value::Null);
     assert_nothing_left(directory.path());
+}
+
+#[test]
+fn a_cell_may_update_what_an_earlier_one_has_shown() {
+    let directory = directory();
+    let cells = [
+        "from IPython.display import display\nhandle = display('first', display_id='mine')",
+        "handle.update('second')",
+    ];
+    let path = write_notebook(directory.path(), &cells);
+    let (code, text) = Demo::start(directory.path(), &[path.to_str().unwrap()]).finish();
+    assert_eq!(code, Some(0), "{text}");
+    let notebook = read_notebook(&directory.path().join("mine.executed.ipynb"));
+    let shown = &notebook["cells"][0]["outputs"];
+    assert_eq!(shown.as_array().unwrap().len(), 1);
+    assert_eq!(shown[0]["data"]["text/plain"][0], "'second'");
+    assert_eq!(notebook["cells"][1]["outputs"], json!([]));
 }
 
 #[cfg(unix)]

@@ -123,6 +123,10 @@ async fn run_cells(kernel: &mut Kernel, notebook: &mut Notebook) -> anyhow::Resu
     notebook.clear();
     let cells = notebook.code_cells();
     let mut printer = printer();
+    let mut ending = Ending::Done;
+    // All of them until the end: a cell may update what an earlier one has shown.
+    let mut shown: Vec<Outputs> = Vec::new();
+    let mut counts = Vec::new();
     for (number, cell) in cells.iter().enumerate() {
         let number = number + 1;
         let title = format!("[{number}/{}] {}", cells.len(), cell.title());
@@ -132,23 +136,27 @@ async fn run_cells(kernel: &mut Kernel, notebook: &mut Notebook) -> anyhow::Resu
         let mut outputs = Outputs::default();
         let show = |msg_type: &str, content: &Value| {
             outputs.message(msg_type, content);
+            for earlier in &mut shown {
+                earlier.update(msg_type, content);
+            }
             printer.message(msg_type, content)
         };
         let reply = kernel.execute(&cell.source, show).await?;
-        notebook.set_outputs(
-            cell,
-            reply["execution_count"].clone(),
-            outputs.into_nbformat(),
-        );
+        shown.push(outputs);
+        counts.push(reply["execution_count"].clone());
         if reply["status"] != "ok" && !cell.may_raise {
             let exception = reply["ename"].as_str().unwrap_or("an exception");
-            return Ok(Ending::Raised {
+            ending = Ending::Raised {
                 cell: number,
                 exception: exception.to_owned(),
-            });
+            };
+            break;
         }
     }
-    Ok(Ending::Done)
+    for ((cell, count), outputs) in cells.iter().zip(counts).zip(shown) {
+        notebook.set_outputs(cell, count, outputs.into_nbformat());
+    }
+    Ok(ending)
 }
 
 fn printer() -> Printer<Stdout> {

@@ -11,6 +11,8 @@ use crate::backend::JsonMap;
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
     collected: Vec<Value>,
+    /// The display id of each output that has one.
+    ids: Vec<Option<String>>,
     clear_before_next: bool,
 }
 
@@ -21,16 +23,34 @@ impl Outputs {
             "clear_output" if content["wait"] == true => self.clear_before_next = true,
             "clear_output" => {
                 self.clear_before_next = false;
-                self.collected.clear();
+                self.clear();
             }
             "stream" | "display_data" | "execute_result" | "error" => {
                 if std::mem::take(&mut self.clear_before_next) {
-                    self.collected.clear();
+                    self.clear();
                 }
                 self.add(msg_type, content);
             }
-            _ => {}
+            _ => self.update(msg_type, content),
         }
+    }
+
+    /// Takes an update of what has been shown under its display id.
+    pub(super) fn update(&mut self, msg_type: &str, content: &Value) {
+        let id = content["transient"]["display_id"].as_str();
+        if msg_type != "update_display_data" || id.is_none() {
+            return;
+        }
+        let updated = self.collected.iter_mut().zip(&self.ids);
+        for (output, _) in updated.filter(|(_, of)| of.as_deref() == id) {
+            output["data"] = bundle(&content["data"]);
+            output["metadata"] = object(&content["metadata"]).into();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.collected.clear();
+        self.ids.clear();
     }
 
     fn add(&mut self, msg_type: &str, content: &Value) {
@@ -66,6 +86,8 @@ impl Outputs {
             }),
         };
         self.collected.push(output);
+        let id = content["transient"]["display_id"].as_str();
+        self.ids.push(id.map(str::to_owned));
     }
 
     /// The outputs in nbformat's form.
@@ -207,6 +229,25 @@ fn without_escapes(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_update_changes_what_was_shown_under_its_id() {
+        let display = |id: &str, text: &str| json!({"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": id}});
+        let mut outputs = Outputs::default();
+        outputs.message("display_data", &display("gone", "0"));
+        outputs.message("clear_output", &json!({"wait": false}));
+        for (id, text) in [("a", "1"), ("b", "2"), ("a", "3")] {
+            outputs.message("display_data", &display(id, text));
+        }
+        outputs.message("update_display_data", &display("a", "new"));
+        outputs.message("update_display_data", &display("gone", "new"));
+        let texts: Vec<Value> = outputs
+            .into_nbformat()
+            .into_iter()
+            .map(|output| output["data"]["text/plain"][0].clone())
+            .collect();
+        assert_eq!(texts, ["new", "2", "new"]);
+    }
 
     fn collect(messages: &[(&str, Value)]) -> Vec<Value> {
         let mut outputs = Outputs::default();

@@ -423,7 +423,7 @@ impl Task {
 
     /// Hands out what is in order.
     async fn hand_out(&mut self) {
-        while let Some((n, message)) = self.sequence.next() {
+        while let Some((n, message)) = self.sequence.advance() {
             if self.reader.routes.is_active() {
                 self.lively = Instant::now();
             }

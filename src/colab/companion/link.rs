@@ -73,6 +73,7 @@ pub(super) struct Number {
 
 /// What the link passes on to the journal's reader.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // Nearly all of them are messages; a box for each would be the cost.
 pub(super) enum News {
     /// A numbered message.
     Message(Number, Message, OwnedSemaphorePermit),

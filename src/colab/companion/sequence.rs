@@ -54,7 +54,7 @@ impl<M> Sequence<M> {
     }
 
     /// The next message in the order, if it is here.
-    pub fn next(&mut self) -> Option<(u64, M)> {
+    pub fn advance(&mut self) -> Option<(u64, M)> {
         let n = self.position + 1;
         let (size, message) = self.early.remove(&n)?;
         self.early_bytes -= size;
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn all(sequence: &mut Sequence<u64>) -> Vec<u64> {
-        std::iter::from_fn(|| sequence.next())
+        std::iter::from_fn(|| sequence.advance())
             .map(|(n, message)| {
                 assert_eq!(n, message);
                 n
