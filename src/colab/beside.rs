@@ -83,7 +83,10 @@ impl<S: Service> Run<'_, S> {
                     tracing::warn!(name = reply.ename, "set-up code of the front-end failed");
                 }
                 Ok(_) => {}
-                Err(away) => return Err(Failed::Absent(away.to_string())),
+                // It may have run, and is not run twice.
+                Err(_) => {
+                    tracing::warn!("the connection was lost over set-up code of the front-end")
+                }
             }
         }
         Ok(companion)
