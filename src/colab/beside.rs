@@ -84,7 +84,10 @@ impl<S: Service> Run<'_, S> {
                     tracing::warn!(name = reply.ename, "code that prepares a session failed");
                 }
                 Ok(_) => {}
-                Err(away) => return Err(Failed::Absent(away.to_string())),
+                // It may have run, and is not run twice.
+                Err(_) => {
+                    tracing::warn!("the connection was lost over set-up code of the front-end")
+                }
             }
         }
         Ok(companion)

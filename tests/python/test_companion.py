@@ -1,8 +1,8 @@
 """Nothing lost, nothing twice, nothing of others: the companion under rate limits, cuts, silence and company.
 
 `COLAB_KERNEL_CUT_POINTS` says at how many random points the connection is cut (10), `COLAB_KERNEL_SEED` repeats a choice; the
-seed is part of the tests' names. `COLAB_KERNEL_TEST_KERNEL=reference` puts ipykernel in the place of the kernel and leaves the
-faults out, to try what the tests expect.
+seed is part of the tests' names. `COLAB_KERNEL_TEST_ALL` adds what a few minutes do not allow. `COLAB_KERNEL_TEST_KERNEL=reference`
+puts ipykernel in the place of the kernel and leaves the faults out, to try what the tests expect.
 """
 
 import ast
@@ -31,6 +31,8 @@ NOTEBOOKS = sorted((Path(__file__).parent / "notebooks").glob("*.ipynb"))
 BY_NAME = {path.stem: path for path in NOTEBOOKS}
 IMPORTS = "import time\nfrom IPython.display import HTML, display"
 
+# What differs little from a test that always runs is for runs by hand.
+long = pytest.mark.skipif(not os.environ.get("COLAB_KERNEL_TEST_ALL"), reason="COLAB_KERNEL_TEST_ALL is not set")
 only_colab = pytest.mark.skipif(KERNEL != "colab", reason="about the service, which ipykernel has not")
 
 
@@ -187,8 +189,17 @@ def test_every_output_arrives_once_and_in_order_when_the_companion_is_cut(after,
     remote.fired("cut")
 
 
-@pytest.mark.parametrize("stack", reference.STACKS)
-@pytest.mark.parametrize("quirks", [(), ("server=gateway",), ("channels=default",), ("limits=off",)], ids=lambda q: "".join(q) or "defaults")
+@pytest.mark.parametrize(
+    ("stack", "quirks"),
+    [
+        ("colab", ()),
+        ("newest", ("server=gateway",)),
+        pytest.param("newest", (), marks=long),
+        pytest.param("colab", ("server=gateway",), marks=long),
+        *(pytest.param(stack, (quirk,), marks=long) for stack in reference.STACKS for quirk in ("channels=default", "limits=off")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "".join(value) or "defaults",
+)
 def test_a_flood_passes_the_default_rate_limits_of_every_server(quirks, stack, remote):
     assert_flood(*remote(*quirks, stack=stack).run(FLOOD))
 
@@ -237,7 +248,7 @@ def rough(cells):
     return kept
 
 
-@pytest.fixture(scope="module", params=reference.STACKS)
+@pytest.fixture(scope="module", params=["colab", pytest.param("newest", marks=long)])
 def blocked(request):
     emulator = Emulator(f"kernels={request.param}", "companion=blocked")
     emulator.stack = request.param
@@ -343,8 +354,14 @@ def test_what_cannot_be_packed_ends_its_cell_and_harms_no_other(stack, remote):
 TICKING = "import time\nfor i in range(40):\n    print('tick', i, flush=True)\n    time.sleep(0.05)\nprint('ended at', time.time())"
 
 
-@pytest.mark.parametrize("after", [12, 20, 35])
-@pytest.mark.parametrize("stack", reference.STACKS)
+@pytest.mark.parametrize(
+    ("after", "stack"),
+    [
+        (12, "newest"),
+        (35, "colab"),
+        *(pytest.param(*case, marks=long) for case in ((12, "colab"), (20, "colab"), (20, "newest"), (35, "newest"))),
+    ],
+)
 def test_a_cell_whose_end_was_swallowed_ends_complete_within_three_seconds(after, stack, remote):
     remote = remote(f"companion=swallow:{after}", stack=stack)
     reply, messages = remote.run(TICKING, timeout=60)
@@ -359,7 +376,7 @@ def test_a_cell_whose_end_was_swallowed_ends_complete_within_three_seconds(after
     assert text(messages) == "next\n"
 
 
-@pytest.mark.parametrize("after", [12, 35])
+@pytest.mark.parametrize("after", [12, pytest.param(35, marks=long)])
 def test_a_connection_that_passes_nothing_more_does_not_hold_a_cell(after, remote):
     remote = remote(f"companion=stall:{after}")
     reply, messages = remote.run(TICKING, timeout=120)
@@ -372,7 +389,7 @@ def test_a_connection_that_passes_nothing_more_does_not_hold_a_cell(after, remot
 # Whose output it is
 
 
-@pytest.mark.parametrize("stack", reference.STACKS)
+@pytest.mark.parametrize("stack", ["colab", pytest.param("newest", marks=long)])
 def test_no_output_of_an_interrupted_run_is_in_the_next_run_of_the_same_cell(stack, remote):
     remote = remote(stack=stack)
     remote.run("import time\nrun = 0")
@@ -390,7 +407,10 @@ def test_no_output_of_an_interrupted_run_is_in_the_next_run_of_the_same_cell(sta
         # A print may have been interrupted between its pieces.
         assert "".join(f"{2 * again + 1} {i}\n" for i in range(40)).startswith(text(messages + more))
         if reply["content"]["status"] == "error":  # else the interrupt came when the loop was over
-            assert reply["content"]["ename"] == "KeyboardInterrupt"
+            traceback = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(reply["content"]["traceback"]))
+            # An interrupt inside ipykernel's own flush may come out of it as another error.
+            in_flush = "KeyboardInterrupt" in traceback and "iostream.py" in traceback
+            assert reply["content"]["ename"] == "KeyboardInterrupt" or in_flush, traceback
         reply, messages = remote.run(code, timeout=60)
         ended(reply, messages)
         assert text(messages).splitlines() == [f"{2 * again + 2} {i}" for i in range(40)]
@@ -469,7 +489,7 @@ def test_the_first_cell_shows_nothing_but_its_own_output_and_is_number_one(stack
 # Size
 
 
-@pytest.mark.parametrize("quirks", [(), ("channels=default",), ("server=gateway",)], ids=lambda q: "".join(q) or "defaults")
+@pytest.mark.parametrize("quirks", [("server=gateway",), pytest.param((), marks=long), pytest.param(("channels=default",), marks=long)], ids=lambda q: "".join(q) or "defaults")
 def test_figures_of_1_10_and_50_mb_arrive_as_they_are(quirks, remote):
     remote = remote(*quirks)
     remote.run(f"{IMPORTS}\nimport base64, hashlib, random")
