@@ -13,29 +13,30 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::cell::{Run, Shown};
-use super::companion::activity::{Activity, Arrival, ExecuteReply, LetGo, Prompt};
+use super::companion::activity::{Activity, Arrival, ExecuteReply, LetGo};
 use super::companion::journal::Told;
 use super::companion::link::Health;
 use super::companion::{Companion, Fate, events};
 use super::execution::{Execution, Listener, Lost, Repeat, Reply};
 use super::ledger::Ledger;
 use super::mcp::Progress;
+use super::names;
 use super::progress::Chunk;
 use super::service::Service;
 use super::session::{Counts, OpenSession};
 use super::text::Publisher;
+use super::until;
 use super::waiting::Waiting;
 use crate::backend::{
-    self, Answerer, BackendError, Cell, ErrorName, Event, EventReceiver, EventSender, Exception,
-    Outcome,
+    self, BackendError, Cell, ErrorName, Event, EventReceiver, EventSender, Exception, Outcome,
 };
 
 /// How long the companion may be away before progress is published instead.
-const AWAY: Duration = Duration::from_secs(5);
+pub(super) const AWAY: Duration = Duration::from_secs(5);
 /// How long the journal may take to tell the end of a cell whose call is over.
 const LAST_WORDS: Duration = Duration::from_secs(30);
 /// How long after an interrupt the kernel itself is interrupted, if the service has not done it.
@@ -54,25 +55,45 @@ pub(super) struct Tail {
     companion: Companion,
     count: Option<u32>,
     session: Option<String>,
+    /// Until when it is waited for.
+    by: Instant,
 }
 
 impl Tail {
-    /// Waits for its end, for so long.
-    pub async fn end(mut self, limit: Duration) {
-        match tokio::time::timeout(limit, &mut self.done).await {
+    /// Waits for its end until then.
+    async fn end(&mut self, by: Instant) -> TailEnd {
+        let mut end = TailEnd::default();
+        match tokio::time::timeout_at(by, &mut self.done).await {
             Ok(Ok(Ok(reply))) => {
-                confirm(&self.companion, self.session.as_deref(), self.count, &reply);
+                let (session, count) = (self.session.as_deref(), self.count);
+                end.counts_rise = confirm(&self.companion, session, count, &reply);
             }
             Ok(Ok(Err(lost))) => {
-                tracing::info!(?lost, "a call ended without a result behind its cell")
+                end.stopping = matches!(lost, Lost::Interrupted { .. });
+                tracing::info!(?lost, "a call ended without a result behind its cell");
             }
             Ok(Err(error)) => tracing::error!(%error, "a call failed"),
             Err(_) => tracing::warn!("a call has not ended behind its cell; it is left alone"),
         }
+        end
+    }
+
+    /// Closes the call's stream: its kernel is gone.
+    pub fn abort(self) {
+        self.done.abort();
     }
 }
 
-/// What the service's number says about which execution was the cell's. Returns whether it contradicts.
+/// What the end of a call says to the cell behind it.
+#[derive(Debug, Default)]
+struct TailEnd {
+    /// The service may be stopping it still.
+    stopping: bool,
+    /// The service's numbers are the kernel's.
+    counts_rise: bool,
+}
+
+/// Compares the service's number of a cell with the kernel's. Returns whether they show that the service numbers as its kernel does.
 fn confirm(
     companion: &Companion,
     session: Option<&str>,
@@ -80,20 +101,21 @@ fn confirm(
     reply: &Reply,
 ) -> bool {
     let told = u32::try_from(reply.result.execution_count).ok();
-    let (Some(session), Some(count), Some(told)) = (session, count, told.filter(|told| *told > 0))
-    else {
+    let (Some(count), Some(told)) = (count, told.filter(|told| *told > 0)) else {
         return false;
     };
-    let is_ours = told == count;
-    companion.confirm_service(session, is_ours);
-    if !is_ours {
+    if told != count {
         tracing::warn!(
             told,
             count,
             "the service numbers a cell in another way than its kernel"
         );
+        return false;
     }
-    !is_ours
+    if let Some(session) = session {
+        companion.confirm_service(session);
+    }
+    count > 1
 }
 
 /// What the call tells the cell.
@@ -148,6 +170,24 @@ impl Listener for Feed {
     }
 }
 
+/// Where the call goes.
+struct Target {
+    session: String,
+    /// Whether the session exists before the call.
+    exists: bool,
+    /// Whether the service may still be stopping the call before this one.
+    behind_a_stop: bool,
+}
+
+/// Whoever ends before its interrupt is answered does not let it go on.
+impl<S: Service> Drop for Live<'_, S> {
+    fn drop(&mut self) {
+        if let Some(interrupting) = &self.interrupting {
+            interrupting.abort();
+        }
+    }
+}
+
 /// A cell while it runs.
 struct Live<'a, S: Service> {
     run: &'a Run<'a, S>,
@@ -164,7 +204,11 @@ struct Live<'a, S: Service> {
     replaying: bool,
     after: Vec<Chunk>,
     shown: Shown,
+    /// Whether the front-end was told that the cell is handed over.
+    submitted: bool,
     count: Option<u32>,
+    /// By which session the kernel got the adopted request.
+    service: Option<String>,
     /// The error is the last thing that is published.
     raised: Option<Exception>,
     reply: Option<ExecuteReply>,
@@ -174,7 +218,7 @@ struct Live<'a, S: Service> {
     polls_at_over: u64,
     unfound_since: Option<(Instant, u64)>,
     interrupted_at: Option<Instant>,
-    kernel_interrupted: bool,
+    interrupting: Option<JoinHandle<()>>,
     prompts: JoinSet<()>,
 }
 
@@ -196,10 +240,20 @@ impl<S: Service> Run<'_, S> {
         cell: &Cell,
         companion: &Companion,
     ) -> Result<Result<Outcome, BackendError>, Lost> {
-        if let Some(tail) = self.backend.take_tail() {
-            tokio::select! {
-                () = self.stop.cancelled() => return Err(Lost::InterruptedBefore),
-                () = tail.end(LAST_WORDS) => {}
+        let mut behind_a_stop = session.stopping;
+        if let Some(mut tail) = self.backend.take_tail() {
+            let ended = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => None,
+                ended = tail.end(tail.by) => Some(ended),
+            };
+            let Some(ended) = ended else {
+                self.backend.keep_tail(tail);
+                return Err(Lost::InterruptedBefore);
+            };
+            behind_a_stop |= ended.stopping;
+            if ended.counts_rise {
+                self.backend.state().counts = Counts::Rise;
             }
         }
         if companion.is_lost() {
@@ -221,7 +275,12 @@ impl<S: Service> Run<'_, S> {
         };
         let stop = CancellationToken::new();
         let (notices, noticed) = backend::events();
-        let mut call = self.start(session, cell, feed, notices, stop.clone());
+        let execution = Target {
+            session: session.name.clone(),
+            exists: session.created || session.proven,
+            behind_a_stop,
+        };
+        let mut call = self.start(execution, cell, feed, notices, stop.clone());
         let now = Instant::now();
         let mut live = Live {
             run: self,
@@ -236,7 +295,9 @@ impl<S: Service> Run<'_, S> {
             replaying: false,
             after: Vec::new(),
             shown: Shown::default(),
+            submitted: false,
             count: None,
+            service: None,
             raised: None,
             reply: None,
             holes: 0,
@@ -245,7 +306,7 @@ impl<S: Service> Run<'_, S> {
             polls_at_over: 0,
             unfound_since: None,
             interrupted_at: None,
-            kernel_interrupted: false,
+            interrupting: None,
             prompts: JoinSet::new(),
         };
         let end = live.follow(&mut news, noticed, &mut call, &stop).await;
@@ -257,13 +318,19 @@ impl<S: Service> Run<'_, S> {
                         done: call,
                         companion: companion.clone(),
                         count: live.count,
-                        session: live.companion.adopted_session(),
+                        session: live.service.take(),
+                        by: Instant::now() + LAST_WORDS,
                     });
                 }
                 Ok(outcome)
             }
             End::Result => live.settle().await,
-            End::Lost(lost) => Err(lost),
+            End::Lost(lost) => {
+                // What has been cancelled has ended by now, and of what is lost nothing comes any more.
+                call.abort();
+                live.note_lost(&lost);
+                Err(lost)
+            }
         };
         {
             let mut state = self.backend.state();
@@ -278,22 +345,22 @@ impl<S: Service> Run<'_, S> {
     /// Makes the cell's call in a task of its own.
     fn start(
         &self,
-        session: &OpenSession,
+        target: Target,
         cell: &Cell,
         mut feed: Feed,
         events: EventSender,
         stop: CancellationToken,
     ) -> JoinHandle<Result<Reply, Lost>> {
         let service = self.backend.service.clone();
-        let (session, code) = (session.clone(), cell.code.clone());
+        let code = cell.code.clone();
         tokio::spawn(async move {
             let execution = Execution {
                 service: &service,
                 waiting: Waiting { events: &events },
                 stop: &stop,
-                session: &session.name,
-                session_exists: session.created || session.proven,
-                behind_a_stop: session.stopping,
+                session: &target.session,
+                session_exists: target.exists,
+                behind_a_stop: target.behind_a_stop,
             };
             execution.run(code, &mut feed, true).await
         })
@@ -307,13 +374,15 @@ impl<S: Service> Run<'_, S> {
         companion: &Companion,
         over: &Option<Result<Reply, Lost>>,
     ) {
-        if matches!(over, Some(Err(Lost::Failed(_)))) && !session.companion_proven {
+        let disturbs = matches!(over, Some(Err(Lost::Failed(status)))
+            if names::named(status).name == ErrorName::ColabProtocolError);
+        if disturbs && !session.companion_proven {
             tracing::warn!(
                 "the first cell with the companion failed; this session goes on without it"
             );
             companion.uninstall().await;
             self.backend.drop_companion(&session.name);
-        } else {
+        } else if !matches!(over, Some(Err(_))) {
             self.backend
                 .update(&session.name, |session| session.companion_proven = true);
         }
@@ -359,7 +428,7 @@ impl<S: Service> Live<'_, S> {
                             return End::Told(let_go);
                         }
                     }
-                    // The journal is read no more, because the kernel is lost.
+                    // The journal is read no more, because the kernel is lost; what came before has arrived.
                     None => return End::Lost(Lost::Session),
                 },
                 heard = news.recv(), if has_news => match heard {
@@ -383,7 +452,7 @@ impl<S: Service> Live<'_, S> {
 
     async fn heard(&mut self, news: News, told: &watch::Receiver<Told>) {
         match news {
-            News::Submitted => self.publisher.submitted().await,
+            News::Submitted => self.submitted().await,
             News::Reattached => {
                 self.reattached = true;
                 self.replaying = false;
@@ -406,6 +475,11 @@ impl<S: Service> Live<'_, S> {
                 }
             }
         }
+    }
+
+    async fn submitted(&mut self) {
+        self.submitted = true;
+        self.publisher.submitted().await;
     }
 
     async fn replay(&mut self, chunk: Chunk) {
@@ -448,7 +522,8 @@ impl<S: Service> Live<'_, S> {
     /// Whether, and how, the cell ends without the journal's word.
     fn conclusion(&self, health: Health, told: &watch::Receiver<Told>) -> Option<End> {
         if matches!(health, Health::Lost(_)) {
-            return Some(End::Lost(Lost::Session));
+            // The journal's last words come first; then its end is told.
+            return None;
         }
         let away_for = match health {
             Health::Away(since) => Some(since.elapsed()),
@@ -503,7 +578,7 @@ impl<S: Service> Live<'_, S> {
         };
         let over = self.over.as_ref().map(|_| self.over_at + LAST_WORDS);
         let interrupt = self.interrupted_at.map(|since| {
-            if self.kernel_interrupted {
+            if self.interrupting.is_some() {
                 since + GIVEN_UP
             } else {
                 since + STUBBORN
@@ -526,21 +601,46 @@ impl<S: Service> Live<'_, S> {
         let is_due = self
             .interrupted_at
             .is_some_and(|since| since.elapsed() >= STUBBORN);
-        if is_due
-            && !std::mem::replace(&mut self.kernel_interrupted, true)
-            && self.activity.is_adopted()
-        {
-            let companion = self.companion.clone();
-            self.prompts
-                .spawn(async move { companion.interrupt().await });
+        if is_due && self.interrupting.is_none() {
+            let (companion, is_adopted) = (self.companion.clone(), self.activity.is_adopted());
+            self.interrupting = Some(tokio::spawn(async move {
+                if is_adopted {
+                    companion.interrupt().await;
+                }
+            }));
         }
+    }
+
+    /// Notes what is known of the session after a cell whose end nobody told.
+    fn note_lost(&mut self, lost: &Lost) {
+        let has_not_run = matches!(
+            lost,
+            Lost::InterruptedBefore
+                | Lost::Failed(_)
+                | Lost::GaveUp { sent: false, .. }
+                | Lost::Runtime { begun: false, .. }
+        );
+        if has_not_run {
+            self.activity.let_go_unseen();
+        } else {
+            self.run.count_untold(self.session);
+        }
+        let stopping = matches!(lost, Lost::Interrupted { .. });
+        self.run.backend.update(&self.session.name, |session| {
+            session.stopping = stopping;
+        });
     }
 
     /// Takes in what the journal says; at the end of the cell, what lets it be read on.
     async fn arrived(&mut self, arrival: Arrival) -> Option<LetGo> {
         match arrival {
-            Arrival::Began { count } => {
+            Arrival::Began { count, session } => {
+                // The call's own word of it may be on its way yet.
+                if !self.submitted {
+                    self.submitted().await;
+                }
                 self.count = count;
+                self.service = session;
                 self.unfound_since = None;
             }
             Arrival::Message(None, message) => {
@@ -553,7 +653,11 @@ impl<S: Service> Live<'_, S> {
                     self.send(Event::Of(origin, Box::new(event))).await;
                 }
             }
-            Arrival::Prompt(prompt) => self.prompt(prompt).await,
+            Arrival::Prompt(prompt) => {
+                self.view.has_published.store(true, Ordering::Relaxed);
+                let events = self.run.waiting.events;
+                super::prompt::ask(self.companion, prompt, events, &mut self.prompts).await;
+            }
             Arrival::Reply(reply) => self.reply = Some(reply),
             Arrival::Hole(missing) => {
                 self.holes += missing;
@@ -602,29 +706,17 @@ impl<S: Service> Live<'_, S> {
         self.publisher.send(event).await;
     }
 
-    async fn prompt(&mut self, prompt: Prompt) {
-        let (answer, mut answered) = Answerer::new();
-        self.send(Event::InputRequest {
-            prompt: prompt.prompt,
-            password: prompt.password,
-            answer,
-        })
-        .await;
-        let companion = self.companion.clone();
-        // Ends with the cell, which withdraws the prompt.
-        self.prompts.spawn(async move {
-            if let Some(answer) = answered.recv().await {
-                companion.answer(&prompt.key, answer).await;
-            }
-        });
-    }
-
     /// The end that the journal has told.
     async fn told(&mut self, let_go: LetGo) -> Result<Outcome, BackendError> {
         self.view.ended.store(true, Ordering::Relaxed);
-        if let Some(Ok(reply)) = &self.over {
-            let session = self.companion.adopted_session();
-            confirm(self.companion, session.as_deref(), self.count, reply);
+        if let Some(Ok(reply)) = &self.over
+            && confirm(self.companion, self.service.as_deref(), self.count, reply)
+        {
+            self.run.backend.state().counts = Counts::Rise;
+        }
+        if let Some(interrupting) = &mut self.interrupting {
+            // One that is under way would hit the next cell.
+            let _ = tokio::time::timeout(STUBBORN, interrupting).await;
         }
         if self.holes > 0 {
             let line = format!(
@@ -665,7 +757,7 @@ impl<S: Service> Live<'_, S> {
                 .as_ref()
                 .is_some_and(|raised| raised.ename == "KeyboardInterrupt")
         {
-            return Err(super::names::cell_stopped());
+            return Err(names::cell_stopped());
         }
         if let Some(raised) = &exception {
             self.send(Event::Error(raised.clone())).await;
@@ -704,18 +796,21 @@ impl<S: Service> Live<'_, S> {
         let Some(Ok(reply)) = self.over.take() else {
             return Err(Lost::Session);
         };
+        let is_read = {
+            let told = self.companion.journal().told();
+            let told = told.borrow();
+            told.polls > self.polls_at_over && told.caught_up
+        };
+        if !self.activity.is_adopted() && is_read {
+            // It has run, and was not seen by the session that the service was known by.
+            self.companion.forget_service();
+            self.activity.let_go_unseen();
+        }
         let shown = std::mem::take(&mut self.shown);
         let outcome = self
             .run
             .settle(self.session, self.cell, reply, &mut self.publisher, &shown)
             .await;
         Ok(outcome)
-    }
-}
-
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
     }
 }

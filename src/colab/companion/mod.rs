@@ -203,6 +203,11 @@ impl Companion {
         matches!(*self.link.health().borrow(), Health::Lost(_))
     }
 
+    /// Whether the connection has been lost for so long, or longer.
+    pub fn is_away_for(&self, time: Duration) -> bool {
+        matches!(*self.link.health().borrow(), Health::Away(since) if since.elapsed() >= time)
+    }
+
     /// The reader of the journal.
     pub fn journal(&self) -> &Journal {
         &self.journal
@@ -214,14 +219,14 @@ impl Companion {
         self.routes.begin(Expect::Code(code), origin, after)
     }
 
-    /// The service's number confirms that the running activity was the one adopted by us.
-    pub fn adopted_session(&self) -> Option<String> {
-        self.routes.adopted_session()
+    /// Learns by which session the service's requests are known.
+    pub fn confirm_service(&self, session: &str) {
+        self.routes.confirm_service(session);
     }
 
-    /// Learns by which session the service's requests are known.
-    pub fn confirm_service(&self, session: &str, is_ours: bool) {
-        self.routes.confirm_service(session, is_ours);
+    /// The service is not always known by the same session.
+    pub fn forget_service(&self) {
+        self.routes.forget_service();
     }
 
     /// Runs code by a request of our own. The reply comes when the kernel has run it, or never if the connection is lost.
@@ -351,8 +356,6 @@ impl Companion {
             if self.link.request(request).await.is_ok() {
                 return;
             }
-            // The link says so a moment after it has dropped the request.
-            tokio::task::yield_now().await;
             let back = health.wait_for(|health| !matches!(health, Health::Away(_)));
             match back.await.map(|health| *health) {
                 Ok(Health::Up) => {}
