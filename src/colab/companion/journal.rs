@@ -543,7 +543,7 @@ fn is_prompt(message: &Message) -> bool {
         .is_some_and(|head| head.msg_type == "ck_input_request")
 }
 
-fn digest(code: &str) -> String {
+pub(super) fn digest(code: &str) -> String {
     Sha256::digest(code.as_bytes())
         .iter()
         .map(|byte| format!("{byte:02x}"))

@@ -9,6 +9,8 @@
 pub mod activity;
 pub mod channels;
 pub mod events;
+#[cfg(test)]
+pub(super) mod fake_kernel;
 pub mod find;
 pub mod journal;
 pub mod link;
@@ -17,6 +19,8 @@ mod pulse;
 mod pump;
 pub mod rest;
 pub mod sequence;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 use std::future::Future;
