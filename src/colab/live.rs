@@ -732,9 +732,15 @@ impl<S: Service> Live<'_, S> {
         drop(let_go);
         let mut outcome = outcome?;
         if outcome.exception.is_none() && !self.cell.user_expressions.is_empty() {
-            let evaluated = self.companion.evaluate(&self.cell.user_expressions).await;
+            let evaluated = tokio::select! {
+                evaluated = self.companion.evaluate(&self.cell.user_expressions) => evaluated.ok(),
+                () = self.run.stop.cancelled(), if self.interrupted_at.is_none() => {
+                    self.companion.interrupt().await;
+                    None
+                }
+            };
             outcome.user_expressions =
-                evaluated.unwrap_or_else(|_| super::cell::refused_expressions(self.cell));
+                evaluated.unwrap_or_else(|| super::cell::refused_expressions(self.cell));
         }
         Ok(outcome)
     }

@@ -656,3 +656,6 @@ impl State {
         is_new.then_some((sender, began))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -86,16 +86,16 @@ pub struct Companion {
     journal: Journal,
     routes: Arc<Routes>,
     http: RuntimeHttp,
-    address: Shown,
+    address: Hidden,
     kernel: Arc<str>,
     id: Arc<str>,
 }
 
-/// An [`Address`] that can be shown.
+/// An [`Address`] of which [`std::fmt::Debug`] shows nothing.
 #[derive(Clone)]
-struct Shown(Address);
+struct Hidden(Address);
 
-impl std::fmt::Debug for Shown {
+impl std::fmt::Debug for Hidden {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Address")
     }
@@ -191,7 +191,7 @@ impl Companion {
             journal,
             routes,
             http: setup.http,
-            address: Shown(setup.address),
+            address: Hidden(setup.address),
             kernel: setup.kernel.into(),
             id: status.journal.into(),
         })
