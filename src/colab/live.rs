@@ -121,13 +121,14 @@ fn confirm(
 /// What the call tells the cell.
 enum News {
     Submitted,
-    Progress(Progress),
-    Reattached,
+    /// Text of this attempt of the call.
+    Progress(Progress, u32),
 }
 
 /// The call's end of the cell.
 struct Feed {
     news: mpsc::Sender<News>,
+    attempt: u32,
     view: Arc<View>,
     companion: Companion,
 }
@@ -146,12 +147,11 @@ impl Listener for Feed {
     }
 
     async fn progress(&mut self, progress: Progress) {
-        let _ = self.news.send(News::Progress(progress)).await;
+        let _ = self.news.send(News::Progress(progress, self.attempt)).await;
     }
 
     fn reattach(&mut self) {
-        // A cell that is so far behind learns it from the text itself.
-        let _ = self.news.try_send(News::Reattached);
+        self.attempt += 1;
     }
 
     fn has_published(&self) -> bool {
@@ -198,6 +198,8 @@ struct Live<'a, S: Service> {
     publisher: Publisher,
     ledger: Ledger,
     view: Arc<View>,
+    /// The attempt of the call that was heard last.
+    attempt: u32,
     /// Whether the call was repeated: what progress tells from then on has no known place.
     reattached: bool,
     /// Whether progress is published in spite of that, as text of a repeated call.
@@ -270,6 +272,7 @@ impl<S: Service> Run<'_, S> {
         let (sender, mut news) = mpsc::channel(NEWS);
         let feed = Feed {
             news: sender,
+            attempt: 0,
             view: view.clone(),
             companion: companion.clone(),
         };
@@ -291,6 +294,7 @@ impl<S: Service> Run<'_, S> {
             publisher,
             ledger: Ledger::default(),
             view,
+            attempt: 0,
             reattached: false,
             replaying: false,
             after: Vec::new(),
@@ -453,13 +457,14 @@ impl<S: Service> Live<'_, S> {
     async fn heard(&mut self, news: News, told: &watch::Receiver<Told>) {
         match news {
             News::Submitted => self.submitted().await,
-            News::Reattached => {
-                self.reattached = true;
-                self.replaying = false;
-                self.ledger.forget_progress();
-                self.after.clear();
-            }
-            News::Progress(progress) => {
+            News::Progress(progress, attempt) => {
+                if attempt != self.attempt {
+                    self.attempt = attempt;
+                    self.reattached = true;
+                    self.replaying = false;
+                    self.ledger.forget_progress();
+                    self.after.clear();
+                }
                 for chunk in self.publisher.decode(progress) {
                     if self.replaying {
                         self.replay(chunk).await;
