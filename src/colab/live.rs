@@ -7,8 +7,11 @@
 //! * A call whose answer was lost is repeated only if the journal does not say that its code has ended.
 //! * The call outlives the cell: its stream stays open until its own result comes, because closing it can be an interrupt.
 
+mod call;
+mod end;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -16,24 +19,21 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::call::Tail;
+use self::call::{Feed, News, Target, View};
 use super::cell::{Run, Shown};
 use super::companion::activity::{Activity, Arrival, ExecuteReply, LetGo};
 use super::companion::journal::Told;
 use super::companion::link::Health;
-use super::companion::{Companion, Fate, events};
-use super::execution::{Execution, Listener, Lost, Repeat, Reply};
+use super::companion::{Companion, events};
+use super::execution::{Lost, Reply};
 use super::ledger::Ledger;
-use super::mcp::Progress;
-use super::names;
 use super::progress::Chunk;
 use super::service::Service;
 use super::session::{Counts, OpenSession};
 use super::text::Publisher;
 use super::until;
-use super::waiting::Waiting;
-use crate::backend::{
-    self, BackendError, Cell, ErrorName, Event, EventReceiver, EventSender, Exception, Outcome,
-};
+use crate::backend::{self, BackendError, Cell, Event, EventReceiver, Exception, Outcome};
 
 /// How long the companion may be away before progress is published instead.
 pub(super) const AWAY: Duration = Duration::from_secs(5);
@@ -47,146 +47,6 @@ const GIVEN_UP: Duration = Duration::from_secs(7);
 const UNFOUND: Duration = Duration::from_millis(500);
 /// How many of the call's news may wait.
 const NEWS: usize = 64;
-
-/// A call that goes on behind its cell.
-#[derive(Debug)]
-pub(super) struct Tail {
-    done: JoinHandle<Result<Reply, Lost>>,
-    companion: Companion,
-    count: Option<u32>,
-    session: Option<String>,
-    /// Until when it is waited for.
-    by: Instant,
-}
-
-impl Tail {
-    /// Waits for its end until then.
-    async fn end(&mut self, by: Instant) -> TailEnd {
-        let mut end = TailEnd::default();
-        match tokio::time::timeout_at(by, &mut self.done).await {
-            Ok(Ok(Ok(reply))) => {
-                let (session, count) = (self.session.as_deref(), self.count);
-                end.counts_rise = confirm(&self.companion, session, count, &reply);
-            }
-            Ok(Ok(Err(lost))) => {
-                end.stopping = matches!(lost, Lost::Interrupted { .. });
-                tracing::info!(?lost, "a call ended without a result behind its cell");
-            }
-            Ok(Err(error)) => tracing::error!(%error, "a call failed"),
-            Err(_) => tracing::warn!("a call has not ended behind its cell; it is left alone"),
-        }
-        end
-    }
-
-    /// Closes the call's stream: its kernel is gone.
-    pub fn abort(self) {
-        self.done.abort();
-    }
-}
-
-/// What the end of a call says to the cell behind it.
-#[derive(Debug, Default)]
-struct TailEnd {
-    /// The service may be stopping it still.
-    stopping: bool,
-    /// The service's numbers are the kernel's.
-    counts_rise: bool,
-}
-
-/// Compares the service's number of a cell with the kernel's. Returns whether they show that the service numbers as its kernel does.
-fn confirm(
-    companion: &Companion,
-    session: Option<&str>,
-    count: Option<u32>,
-    reply: &Reply,
-) -> bool {
-    let told = u32::try_from(reply.result.execution_count).ok();
-    let (Some(count), Some(told)) = (count, told.filter(|told| *told > 0)) else {
-        return false;
-    };
-    if told != count {
-        tracing::warn!(
-            told,
-            count,
-            "the service numbers a cell in another way than its kernel"
-        );
-        return false;
-    }
-    if let Some(session) = session {
-        companion.confirm_service(session);
-    }
-    count > 1
-}
-
-/// What the call tells the cell.
-enum News {
-    Submitted,
-    /// Text of this attempt of the call.
-    Progress(Progress, u32),
-}
-
-/// The call's end of the cell.
-struct Feed {
-    news: mpsc::Sender<News>,
-    attempt: u32,
-    view: Arc<View>,
-    companion: Companion,
-}
-
-/// What the call has to know of the cell.
-#[derive(Debug, Default)]
-struct View {
-    has_published: AtomicBool,
-    ended: AtomicBool,
-}
-
-impl Listener for Feed {
-    async fn submitted(&mut self) {
-        // Without a cell there is nobody to tell.
-        let _ = self.news.send(News::Submitted).await;
-    }
-
-    async fn progress(&mut self, progress: Progress) {
-        let _ = self.news.send(News::Progress(progress, self.attempt)).await;
-    }
-
-    fn reattach(&mut self) {
-        self.attempt += 1;
-    }
-
-    fn has_published(&self) -> bool {
-        self.view.has_published.load(Ordering::Relaxed)
-    }
-
-    async fn may_repeat(&mut self) -> Repeat {
-        let fate = self.companion.fate().await;
-        if self.view.ended.load(Ordering::Relaxed) {
-            return Repeat::Ended;
-        }
-        match fate {
-            Fate::Told | Fate::Unknown => Repeat::Yes,
-            Fate::Lost => Repeat::Lost,
-        }
-    }
-}
-
-/// Where the call goes.
-struct Target {
-    session: String,
-    /// Whether the session exists before the call.
-    exists: bool,
-    /// Whether the service may still be stopping the call before this one.
-    behind_a_stop: bool,
-}
-
-/// Whoever ends before its interrupt is answered does not let it go on.
-impl<S: Service> Drop for Live<'_, S> {
-    fn drop(&mut self) {
-        if let Some(interrupting) = &self.interrupting {
-            interrupting.abort();
-        }
-    }
-}
 
 /// A cell while it runs.
 struct Live<'a, S: Service> {
@@ -345,52 +205,6 @@ impl<S: Service> Run<'_, S> {
             .await;
         outcome
     }
-
-    /// Makes the cell's call in a task of its own.
-    fn start(
-        &self,
-        target: Target,
-        cell: &Cell,
-        mut feed: Feed,
-        events: EventSender,
-        stop: CancellationToken,
-    ) -> JoinHandle<Result<Reply, Lost>> {
-        let service = self.backend.service.clone();
-        let code = cell.code.clone();
-        tokio::spawn(async move {
-            let execution = Execution {
-                service: &service,
-                waiting: Waiting { events: &events },
-                stop: &stop,
-                session: &target.session,
-                session_exists: target.exists,
-                behind_a_stop: target.behind_a_stop,
-            };
-            execution.run(code, &mut feed, true).await
-        })
-    }
-
-    /// A service that fails the first cell behind the bootstrap may not bear it: it is taken out, and the session goes on as
-    /// text.
-    async fn take_out_if_it_disturbs(
-        &self,
-        session: &OpenSession,
-        companion: &Companion,
-        over: &Option<Result<Reply, Lost>>,
-    ) {
-        let disturbs = matches!(over, Some(Err(Lost::Failed(status)))
-            if names::named(status).name == ErrorName::ColabProtocolError);
-        if disturbs && !session.companion_proven {
-            tracing::warn!(
-                "the first cell with the companion failed; this session goes on without it"
-            );
-            companion.uninstall().await;
-            self.backend.drop_companion(&session.name);
-        } else if !matches!(over, Some(Err(_))) {
-            self.backend
-                .update(&session.name, |session| session.companion_proven = true);
-        }
-    }
 }
 
 impl<S: Service> Live<'_, S> {
@@ -524,57 +338,6 @@ impl<S: Service> Live<'_, S> {
             })
     }
 
-    /// Whether, and how, the cell ends without the journal's word.
-    fn conclusion(&self, health: Health, told: &watch::Receiver<Told>) -> Option<End> {
-        if matches!(health, Health::Lost(_)) {
-            // The journal's last words come first; then its end is told.
-            return None;
-        }
-        let away_for = match health {
-            Health::Away(since) => Some(since.elapsed()),
-            _ => None,
-        };
-        let is_read = {
-            let told = told.borrow();
-            told.polls > self.polls_at_over && told.caught_up
-        };
-        let is_waited_for = self.activity.is_adopted() || !is_read;
-        let waits = match away_for {
-            Some(away) => away < AWAY,
-            None => is_waited_for && self.over_at.elapsed() < LAST_WORDS,
-        };
-        let given_up = self
-            .interrupted_at
-            .is_some_and(|since| since.elapsed() >= GIVEN_UP);
-        match &self.over {
-            None if given_up => Some(End::Lost(Lost::Interrupted { confirmed: false })),
-            None => None,
-            Some(Ok(reply)) => {
-                let contradicts = self.contradicts(reply);
-                (contradicts || !waits || given_up).then_some(End::Result)
-            }
-            Some(Err(lost @ (Lost::Runtime { .. } | Lost::Session))) => {
-                Some(End::Lost(lost.clone()))
-            }
-            // The code goes on, as far as the kernel is concerned.
-            Some(Err(Lost::Failed(_) | Lost::GaveUp { .. }))
-                if away_for.is_none() && self.activity.is_adopted() && !given_up =>
-            {
-                None
-            }
-            Some(Err(_)) if self.interrupted_at.is_some() && waits && !given_up => None,
-            Some(Err(lost)) => (!waits || given_up).then(|| End::Lost(lost.clone())),
-        }
-    }
-
-    /// Whether the service's number denies that the adopted execution was this cell's.
-    fn contradicts(&self, reply: &Reply) -> bool {
-        self.run.backend.state().counts == Counts::Rise
-            && self.count.is_some_and(|count| {
-                reply.result.execution_count > 0 && reply.result.execution_count != i64::from(count)
-            })
-    }
-
     /// When the state has to be looked at again.
     fn deadline(&self, health: Health) -> Option<Instant> {
         let away = match health {
@@ -614,26 +377,6 @@ impl<S: Service> Live<'_, S> {
                 }
             }));
         }
-    }
-
-    /// Notes what is known of the session after a cell whose end nobody told.
-    fn note_lost(&mut self, lost: &Lost) {
-        let has_not_run = matches!(
-            lost,
-            Lost::InterruptedBefore
-                | Lost::Failed(_)
-                | Lost::GaveUp { sent: false, .. }
-                | Lost::Runtime { begun: false, .. }
-        );
-        if has_not_run {
-            self.activity.let_go_unseen();
-        } else {
-            self.run.count_untold(self.session);
-        }
-        let stopping = matches!(lost, Lost::Interrupted { .. });
-        self.run.backend.update(&self.session.name, |session| {
-            session.stopping = stopping;
-        });
     }
 
     /// Takes in what the journal says; at the end of the cell, what lets it be read on.
@@ -710,118 +453,13 @@ impl<S: Service> Live<'_, S> {
         self.view.has_published.store(true, Ordering::Relaxed);
         self.publisher.send(event).await;
     }
+}
 
-    /// The end that the journal has told.
-    async fn told(&mut self, let_go: LetGo) -> Result<Outcome, BackendError> {
-        self.view.ended.store(true, Ordering::Relaxed);
-        if let Some(Ok(reply)) = &self.over
-            && confirm(self.companion, self.service.as_deref(), self.count, reply)
-        {
-            self.run.backend.state().counts = Counts::Rise;
+/// Whoever ends before its interrupt is answered does not let it go on.
+impl<S: Service> Drop for Live<'_, S> {
+    fn drop(&mut self) {
+        if let Some(interrupting) = &self.interrupting {
+            interrupting.abort();
         }
-        if let Some(interrupting) = &mut self.interrupting {
-            // One that is under way would hit the next cell.
-            let _ = tokio::time::timeout(STUBBORN, interrupting).await;
-        }
-        if self.holes > 0 {
-            let line = format!(
-                "a part of this cell's output is missing: it printed more than the journal keeps while nobody could listen \
-                 ({} messages; COLAB_KERNEL_JOURNAL_MB makes the journal larger)",
-                self.holes
-            );
-            self.publisher.say(&line).await;
-        }
-        let reply = self.reply.take().unwrap_or_default();
-        let outcome = self.outcome(reply).await;
-        self.run.waiting.events.settled().await;
-        drop(let_go);
-        let mut outcome = outcome?;
-        if outcome.exception.is_none() && !self.cell.user_expressions.is_empty() {
-            let evaluated = tokio::select! {
-                evaluated = self.companion.evaluate(&self.cell.user_expressions) => evaluated.ok(),
-                () = self.run.stop.cancelled(), if self.interrupted_at.is_none() => {
-                    self.companion.interrupt().await;
-                    None
-                }
-            };
-            outcome.user_expressions =
-                evaluated.unwrap_or_else(|| super::cell::refused_expressions(self.cell));
-        }
-        Ok(outcome)
-    }
-
-    async fn outcome(&mut self, reply: ExecuteReply) -> Result<Outcome, BackendError> {
-        let count = self.count;
-        let interrupted = self.interrupted_at.is_some();
-        self.run.backend.update(&self.session.name, |session| {
-            session.proven = true;
-            session.stopping = false;
-            if let Some(count) = count {
-                session.last_count = i64::from(count);
-                session.untold_runs = 0;
-            }
-        });
-        let mut exception = self.raised.take();
-        if self.reattached
-            && !interrupted
-            && exception
-                .as_ref()
-                .is_some_and(|raised| raised.ename == "KeyboardInterrupt")
-        {
-            return Err(names::cell_stopped());
-        }
-        if let Some(raised) = &exception {
-            self.send(Event::Error(raised.clone())).await;
-        }
-        if let Some(status) = reply.status {
-            // What was shown as an error need not have ended the cell, and the reply may say less than what was shown.
-            exception = (status == "error").then_some(Exception {
-                ename: reply.ename,
-                evalue: reply.evalue,
-                traceback: reply.traceback,
-            });
-        } else if exception.is_none() && interrupted && !self.shown.error {
-            // ipykernel sends no reply where the interrupt comes between a cell's code and its reply.
-            let raised = Exception {
-                ename: ErrorName::KeyboardInterrupt.to_string(),
-                evalue: String::new(),
-                traceback: vec!["KeyboardInterrupt: ".to_owned()],
-            };
-            self.send(Event::Error(raised.clone())).await;
-            exception = Some(raised);
-        }
-        Ok(Outcome {
-            execution_count: count,
-            exception,
-            payload: reply.payload,
-            ..Outcome::default()
-        })
-    }
-
-    /// The end that the call's result makes, where the journal cannot be had.
-    async fn settle(&mut self) -> Result<Result<Outcome, BackendError>, Lost> {
-        for chunk in self.ledger.surplus() {
-            self.publish(chunk).await;
-        }
-        self.release_error().await;
-        let Some(Ok(reply)) = self.over.take() else {
-            return Err(Lost::Session);
-        };
-        let is_read = {
-            let told = self.companion.journal().told();
-            let told = told.borrow();
-            told.polls > self.polls_at_over && told.caught_up
-        };
-        if !self.activity.is_adopted() && is_read {
-            // It has run, and was not seen by the session that the service was known by.
-            self.companion.forget_service();
-            self.activity.let_go_unseen();
-        }
-        let shown = std::mem::take(&mut self.shown);
-        let outcome = self
-            .run
-            .settle(self.session, self.cell, reply, &mut self.publisher, &shown)
-            .await;
-        Ok(outcome)
     }
 }
