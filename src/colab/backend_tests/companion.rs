@@ -55,7 +55,19 @@ impl Both {
 
     fn start(&self, cell: Cell) -> tokio::task::JoinHandle<Ran> {
         let backend = self.backend.clone();
-        tokio::spawn(async move { run(&backend, cell).await })
+        tokio::spawn(async move {
+            let (sender, mut receiver) = events();
+            // The end of a cell waits until everything is published.
+            let published = async {
+                let mut published = Vec::new();
+                while let Some(event) = receiver.recv().await {
+                    published.push(event);
+                }
+                published
+            };
+            let (outcome, events) = tokio::join!(backend.execute(cell, sender), published);
+            Ran { outcome, events }
+        })
     }
 
     async fn called(&self, times: usize) {
@@ -163,13 +175,13 @@ async fn text_goes_over_to_the_call_and_back_without_loss_or_repetition() {
     both.kernel.with(|kernel| kernel.closed = false);
     both.kernel.print(&request, "c\n");
     both.kernel.end(&request, ok());
-    let outcome = timeout(LIMIT, running).await.unwrap().unwrap().unwrap();
-    assert_eq!(outcome.execution_count, Some(1));
-    for event in drain(&mut receiver) {
+    while let Some(event) = timeout(LIMIT, receiver.recv()).await.unwrap() {
         if let Event::Stream { text: more, .. } = event {
             text.push_str(&more);
         }
     }
+    let outcome = timeout(LIMIT, running).await.unwrap().unwrap().unwrap();
+    assert_eq!(outcome.execution_count, Some(1));
     assert_eq!(text, "a\nb\nc\n");
     back.cancel();
 }
