@@ -16,6 +16,7 @@ use crate::backend::{
 };
 
 mod cells;
+mod companion;
 mod interrupts;
 mod losses;
 mod machines;

@@ -93,8 +93,8 @@ impl<S: Service> Run<'_, S> {
         cell: &Cell,
     ) -> Result<Result<Outcome, BackendError>, Lost> {
         match session.companion.here() {
-            Some(companion) => self.live(session, cell, companion).await,
-            None => self.run(session, cell).await,
+            Some(companion) if cell.store_history => self.live(session, cell, companion).await,
+            _ => self.run(session, cell).await,
         }
     }
 

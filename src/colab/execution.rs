@@ -13,7 +13,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{ExecuteCode, ExecuteCodeResult};
@@ -24,6 +24,7 @@ use super::names::{Verdict, verdict};
 use super::retry;
 use super::service::{Service, ServiceCall};
 use super::text::Publisher;
+use super::until;
 use super::waiting::{Waiting, line};
 
 /// How long a call may go on after it has been cancelled before its stream is closed.
@@ -479,14 +480,6 @@ fn ended_by_stop(status: &Status) -> Attempt {
 
 fn fresh_id() -> String {
     uuid::Uuid::new_v4().to_string()
-}
-
-/// Never, where there is no deadline.
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// `runtimes/{id}` of a session's full name.

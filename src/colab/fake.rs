@@ -22,11 +22,16 @@ pub enum Step {
     Pause(Duration),
     /// Waits for the cancellation, and this long after it.
     UntilCancelled(Duration),
+    /// Waits until the test says so.
+    When(CancellationToken),
     /// The end.
     End(Result<Value, Status>),
     /// Nothing, for ever.
     Hang,
 }
+
+/// Is told the id of a session that was created.
+pub type Opened = Box<dyn Fn(&str) + Send>;
 
 /// What the fake does and has seen.
 #[derive(Default)]
@@ -42,6 +47,8 @@ pub struct Script {
     pub log: Vec<String>,
     /// Every `execute_code` call.
     pub calls: Vec<ExecuteCode>,
+    /// Told the name of every session that is created.
+    pub opened: Option<Opened>,
     count: i64,
 }
 
@@ -151,6 +158,9 @@ impl Service for Fake {
         let name = format!("{parent}/sessions/{session_id}");
         self.with(|script| {
             script.sessions.push(name.clone());
+            if let Some(opened) = &script.opened {
+                opened(&name);
+            }
             script.count = 0;
         });
         Ok(Session { name })
@@ -214,6 +224,7 @@ impl ServiceCall for FakeCall {
                     self.cancelled.cancelled().await;
                     tokio::time::sleep(time).await;
                 }
+                Step::When(gate) => gate.cancelled().await,
                 Step::Hang => std::future::pending().await,
                 Step::End(Err(status)) => {
                     self.ended = true;

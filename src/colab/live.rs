@@ -7,35 +7,36 @@
 //! * A call whose answer was lost is repeated only if the journal does not say that its code has ended.
 //! * The call outlives the cell: its stream stays open until its own result comes, because closing it can be an interrupt.
 
+mod call;
+mod end;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::call::Tail;
+use self::call::{Feed, News, Target, View};
 use super::cell::{Run, Shown};
-use super::companion::activity::{Activity, Arrival, ExecuteReply, LetGo, Prompt};
+use super::companion::activity::{Activity, Arrival, ExecuteReply, LetGo};
 use super::companion::journal::Told;
 use super::companion::link::Health;
-use super::companion::{Companion, Fate, events};
-use super::execution::{Execution, Listener, Lost, Repeat, Reply};
+use super::companion::{Companion, events};
+use super::execution::{Lost, Reply};
 use super::ledger::Ledger;
-use super::mcp::Progress;
 use super::progress::Chunk;
 use super::service::Service;
 use super::session::{Counts, OpenSession};
 use super::text::Publisher;
-use super::waiting::Waiting;
-use crate::backend::{
-    self, Answerer, BackendError, Cell, ErrorName, Event, EventReceiver, EventSender, Exception,
-    Outcome,
-};
+use super::until;
+use crate::backend::{self, BackendError, Cell, Event, EventReceiver, Exception, Outcome};
 
 /// How long the companion may be away before progress is published instead.
-const AWAY: Duration = Duration::from_secs(5);
+pub(super) const AWAY: Duration = Duration::from_secs(5);
 /// How long the journal may take to tell the end of a cell whose call is over.
 const LAST_WORDS: Duration = Duration::from_secs(30);
 /// How long after an interrupt the kernel itself is interrupted, if the service has not done it.
@@ -47,107 +48,6 @@ const UNFOUND: Duration = Duration::from_millis(500);
 /// How many of the call's news may wait.
 const NEWS: usize = 64;
 
-/// A call that goes on behind its cell.
-#[derive(Debug)]
-pub(super) struct Tail {
-    done: JoinHandle<Result<Reply, Lost>>,
-    companion: Companion,
-    count: Option<u32>,
-    session: Option<String>,
-}
-
-impl Tail {
-    /// Waits for its end, for so long.
-    pub async fn end(mut self, limit: Duration) {
-        match tokio::time::timeout(limit, &mut self.done).await {
-            Ok(Ok(Ok(reply))) => {
-                confirm(&self.companion, self.session.as_deref(), self.count, &reply);
-            }
-            Ok(Ok(Err(lost))) => {
-                tracing::info!(?lost, "a call ended without a result behind its cell")
-            }
-            Ok(Err(error)) => tracing::error!(%error, "a call failed"),
-            Err(_) => tracing::warn!("a call has not ended behind its cell; it is left alone"),
-        }
-    }
-}
-
-/// What the service's number says about which execution was the cell's. Returns whether it contradicts.
-fn confirm(
-    companion: &Companion,
-    session: Option<&str>,
-    count: Option<u32>,
-    reply: &Reply,
-) -> bool {
-    let told = u32::try_from(reply.result.execution_count).ok();
-    let (Some(session), Some(count), Some(told)) = (session, count, told.filter(|told| *told > 0))
-    else {
-        return false;
-    };
-    let is_ours = told == count;
-    companion.confirm_service(session, is_ours);
-    if !is_ours {
-        tracing::warn!(
-            told,
-            count,
-            "the service numbers a cell in another way than its kernel"
-        );
-    }
-    !is_ours
-}
-
-/// What the call tells the cell.
-enum News {
-    Submitted,
-    Progress(Progress),
-    Reattached,
-}
-
-/// The call's end of the cell.
-struct Feed {
-    news: mpsc::Sender<News>,
-    view: Arc<View>,
-    companion: Companion,
-}
-
-/// What the call has to know of the cell.
-#[derive(Debug, Default)]
-struct View {
-    has_published: AtomicBool,
-    ended: AtomicBool,
-}
-
-impl Listener for Feed {
-    async fn submitted(&mut self) {
-        // Without a cell there is nobody to tell.
-        let _ = self.news.send(News::Submitted).await;
-    }
-
-    async fn progress(&mut self, progress: Progress) {
-        let _ = self.news.send(News::Progress(progress)).await;
-    }
-
-    fn reattach(&mut self) {
-        // A cell that is so far behind learns it from the text itself.
-        let _ = self.news.try_send(News::Reattached);
-    }
-
-    fn has_published(&self) -> bool {
-        self.view.has_published.load(Ordering::Relaxed)
-    }
-
-    async fn may_repeat(&mut self) -> Repeat {
-        let fate = self.companion.fate().await;
-        if self.view.ended.load(Ordering::Relaxed) {
-            return Repeat::Ended;
-        }
-        match fate {
-            Fate::Told | Fate::Unknown => Repeat::Yes,
-            Fate::Lost => Repeat::Lost,
-        }
-    }
-}
-
 /// A cell while it runs.
 struct Live<'a, S: Service> {
     run: &'a Run<'a, S>,
@@ -158,15 +58,19 @@ struct Live<'a, S: Service> {
     publisher: Publisher,
     ledger: Ledger,
     view: Arc<View>,
+    /// The attempt of the call that was heard last.
+    attempt: u32,
     /// Whether the call was repeated: what progress tells from then on has no known place.
     reattached: bool,
     /// Whether progress is published in spite of that, as text of a repeated call.
     replaying: bool,
     after: Vec<Chunk>,
     shown: Shown,
+    /// Whether the front-end was told that the cell is handed over.
+    submitted: bool,
     count: Option<u32>,
-    /// The session by which the kernel was asked to run it.
-    asked_by: Option<String>,
+    /// By which session the kernel got the adopted request.
+    service: Option<String>,
     /// The error is the last thing that is published.
     raised: Option<Exception>,
     reply: Option<ExecuteReply>,
@@ -176,7 +80,7 @@ struct Live<'a, S: Service> {
     polls_at_over: u64,
     unfound_since: Option<(Instant, u64)>,
     interrupted_at: Option<Instant>,
-    kernel_interrupted: bool,
+    interrupting: Option<JoinHandle<()>>,
     prompts: JoinSet<()>,
 }
 
@@ -198,10 +102,20 @@ impl<S: Service> Run<'_, S> {
         cell: &Cell,
         companion: &Companion,
     ) -> Result<Result<Outcome, BackendError>, Lost> {
-        if let Some(tail) = self.backend.take_tail() {
-            tokio::select! {
-                () = self.stop.cancelled() => return Err(Lost::InterruptedBefore),
-                () = tail.end(LAST_WORDS) => {}
+        let mut behind_a_stop = session.stopping;
+        if let Some(mut tail) = self.backend.take_tail() {
+            let ended = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => None,
+                ended = tail.end(tail.by) => Some(ended),
+            };
+            let Some(ended) = ended else {
+                self.backend.keep_tail(tail);
+                return Err(Lost::InterruptedBefore);
+            };
+            behind_a_stop |= ended.stopping;
+            if ended.counts_rise {
+                self.backend.state().counts = Counts::Rise;
             }
         }
         if companion.is_lost() {
@@ -218,12 +132,18 @@ impl<S: Service> Run<'_, S> {
         let (sender, mut news) = mpsc::channel(NEWS);
         let feed = Feed {
             news: sender,
+            attempt: 0,
             view: view.clone(),
             companion: companion.clone(),
         };
         let stop = CancellationToken::new();
         let (notices, noticed) = backend::events();
-        let mut call = self.start(session, cell, feed, notices, stop.clone());
+        let execution = Target {
+            session: session.name.clone(),
+            exists: session.created || session.proven,
+            behind_a_stop,
+        };
+        let mut call = self.start(execution, cell, feed, notices, stop.clone());
         let now = Instant::now();
         let mut live = Live {
             run: self,
@@ -234,12 +154,14 @@ impl<S: Service> Run<'_, S> {
             publisher,
             ledger: Ledger::default(),
             view,
+            attempt: 0,
             reattached: false,
             replaying: false,
             after: Vec::new(),
             shown: Shown::default(),
+            submitted: false,
             count: None,
-            asked_by: None,
+            service: None,
             raised: None,
             reply: None,
             holes: 0,
@@ -248,7 +170,7 @@ impl<S: Service> Run<'_, S> {
             polls_at_over: 0,
             unfound_since: None,
             interrupted_at: None,
-            kernel_interrupted: false,
+            interrupting: None,
             prompts: JoinSet::new(),
         };
         let end = live.follow(&mut news, noticed, &mut call, &stop).await;
@@ -260,13 +182,19 @@ impl<S: Service> Run<'_, S> {
                         done: call,
                         companion: companion.clone(),
                         count: live.count,
-                        session: live.asked_by.take(),
+                        session: live.service.take(),
+                        by: Instant::now() + LAST_WORDS,
                     });
                 }
                 Ok(outcome)
             }
             End::Result => live.settle().await,
-            End::Lost(lost) => Err(lost),
+            End::Lost(lost) => {
+                // What has been cancelled has ended by now, and of what is lost nothing comes any more.
+                call.abort();
+                live.note_lost(&lost);
+                Err(lost)
+            }
         };
         {
             let mut state = self.backend.state();
@@ -276,50 +204,6 @@ impl<S: Service> Run<'_, S> {
         self.take_out_if_it_disturbs(session, companion, &live.over)
             .await;
         outcome
-    }
-
-    /// Makes the cell's call in a task of its own.
-    fn start(
-        &self,
-        session: &OpenSession,
-        cell: &Cell,
-        mut feed: Feed,
-        events: EventSender,
-        stop: CancellationToken,
-    ) -> JoinHandle<Result<Reply, Lost>> {
-        let service = self.backend.service.clone();
-        let (session, code) = (session.clone(), cell.code.clone());
-        tokio::spawn(async move {
-            let execution = Execution {
-                service: &service,
-                waiting: Waiting { events: &events },
-                stop: &stop,
-                session: &session.name,
-                session_exists: session.created || session.proven,
-                behind_a_stop: session.stopping,
-            };
-            execution.run(code, &mut feed, true).await
-        })
-    }
-
-    /// A service that fails the first cell behind the bootstrap may not bear it: it is taken out, and the session goes on as
-    /// text.
-    async fn take_out_if_it_disturbs(
-        &self,
-        session: &OpenSession,
-        companion: &Companion,
-        over: &Option<Result<Reply, Lost>>,
-    ) {
-        if matches!(over, Some(Err(Lost::Failed(_)))) && !session.companion_proven {
-            tracing::warn!(
-                "the first cell with the companion failed; this session goes on without it"
-            );
-            companion.uninstall().await;
-            self.backend.drop_companion(&session.name);
-        } else {
-            self.backend
-                .update(&session.name, |session| session.companion_proven = true);
-        }
     }
 }
 
@@ -362,7 +246,7 @@ impl<S: Service> Live<'_, S> {
                             return End::Told(let_go);
                         }
                     }
-                    // The journal is read no more, because the kernel is lost.
+                    // The journal is read no more, because the kernel is lost; what came before has arrived.
                     None => return End::Lost(Lost::Session),
                 },
                 heard = news.recv(), if has_news => match heard {
@@ -386,14 +270,15 @@ impl<S: Service> Live<'_, S> {
 
     async fn heard(&mut self, news: News, told: &watch::Receiver<Told>) {
         match news {
-            News::Submitted => self.publisher.submitted().await,
-            News::Reattached => {
-                self.reattached = true;
-                self.replaying = false;
-                self.ledger.forget_progress();
-                self.after.clear();
-            }
-            News::Progress(progress) => {
+            News::Submitted => self.submitted().await,
+            News::Progress(progress, attempt) => {
+                if attempt != self.attempt {
+                    self.attempt = attempt;
+                    self.reattached = true;
+                    self.replaying = false;
+                    self.ledger.forget_progress();
+                    self.after.clear();
+                }
                 for chunk in self.publisher.decode(progress) {
                     if self.replaying {
                         self.replay(chunk).await;
@@ -409,6 +294,11 @@ impl<S: Service> Live<'_, S> {
                 }
             }
         }
+    }
+
+    async fn submitted(&mut self) {
+        self.submitted = true;
+        self.publisher.submitted().await;
     }
 
     async fn replay(&mut self, chunk: Chunk) {
@@ -448,56 +338,6 @@ impl<S: Service> Live<'_, S> {
             })
     }
 
-    /// Whether, and how, the cell ends without the journal's word.
-    fn conclusion(&self, health: Health, told: &watch::Receiver<Told>) -> Option<End> {
-        if matches!(health, Health::Lost(_)) {
-            return Some(End::Lost(Lost::Session));
-        }
-        let away_for = match health {
-            Health::Away(since) => Some(since.elapsed()),
-            _ => None,
-        };
-        let is_read = {
-            let told = told.borrow();
-            told.polls > self.polls_at_over && told.caught_up
-        };
-        let is_waited_for = self.activity.is_adopted() || !is_read;
-        let waits = match away_for {
-            Some(away) => away < AWAY,
-            None => is_waited_for && self.over_at.elapsed() < LAST_WORDS,
-        };
-        let given_up = self
-            .interrupted_at
-            .is_some_and(|since| since.elapsed() >= GIVEN_UP);
-        match &self.over {
-            None if given_up => Some(End::Lost(Lost::Interrupted { confirmed: false })),
-            None => None,
-            Some(Ok(reply)) => {
-                let contradicts = self.contradicts(reply);
-                (contradicts || !waits || given_up).then_some(End::Result)
-            }
-            Some(Err(lost @ (Lost::Runtime { .. } | Lost::Session))) => {
-                Some(End::Lost(lost.clone()))
-            }
-            // The code goes on, as far as the kernel is concerned.
-            Some(Err(Lost::Failed(_) | Lost::GaveUp { .. }))
-                if away_for.is_none() && self.activity.is_adopted() && !given_up =>
-            {
-                None
-            }
-            Some(Err(_)) if self.interrupted_at.is_some() && waits && !given_up => None,
-            Some(Err(lost)) => (!waits || given_up).then(|| End::Lost(lost.clone())),
-        }
-    }
-
-    /// Whether the service's number denies that the adopted execution was this cell's.
-    fn contradicts(&self, reply: &Reply) -> bool {
-        self.run.backend.state().counts == Counts::Rise
-            && self.count.is_some_and(|count| {
-                reply.result.execution_count > 0 && reply.result.execution_count != i64::from(count)
-            })
-    }
-
     /// When the state has to be looked at again.
     fn deadline(&self, health: Health) -> Option<Instant> {
         let away = match health {
@@ -506,7 +346,7 @@ impl<S: Service> Live<'_, S> {
         };
         let over = self.over.as_ref().map(|_| self.over_at + LAST_WORDS);
         let interrupt = self.interrupted_at.map(|since| {
-            if self.kernel_interrupted {
+            if self.interrupting.is_some() {
                 since + GIVEN_UP
             } else {
                 since + STUBBORN
@@ -529,13 +369,13 @@ impl<S: Service> Live<'_, S> {
         let is_due = self
             .interrupted_at
             .is_some_and(|since| since.elapsed() >= STUBBORN);
-        if is_due
-            && !std::mem::replace(&mut self.kernel_interrupted, true)
-            && self.activity.is_adopted()
-        {
-            let companion = self.companion.clone();
-            self.prompts
-                .spawn(async move { companion.interrupt().await });
+        if is_due && self.interrupting.is_none() {
+            let (companion, is_adopted) = (self.companion.clone(), self.activity.is_adopted());
+            self.interrupting = Some(tokio::spawn(async move {
+                if is_adopted {
+                    companion.interrupt().await;
+                }
+            }));
         }
     }
 
@@ -543,8 +383,12 @@ impl<S: Service> Live<'_, S> {
     async fn arrived(&mut self, arrival: Arrival) -> Option<LetGo> {
         match arrival {
             Arrival::Began { count, session } => {
+                // The call's own word of it may be on its way yet.
+                if !self.submitted {
+                    self.submitted().await;
+                }
                 self.count = count;
-                self.asked_by = session;
+                self.service = session;
                 self.unfound_since = None;
             }
             Arrival::Message(None, message) => {
@@ -557,7 +401,11 @@ impl<S: Service> Live<'_, S> {
                     self.send(Event::Of(origin, Box::new(event))).await;
                 }
             }
-            Arrival::Prompt(prompt) => self.prompt(prompt).await,
+            Arrival::Prompt(prompt) => {
+                self.view.has_published.store(true, Ordering::Relaxed);
+                let events = self.run.waiting.events;
+                super::prompt::ask(self.companion, prompt, events, &mut self.prompts).await;
+            }
             Arrival::Reply(reply) => self.reply = Some(reply),
             Arrival::Hole(missing) => {
                 self.holes += missing;
@@ -605,126 +453,13 @@ impl<S: Service> Live<'_, S> {
         self.view.has_published.store(true, Ordering::Relaxed);
         self.publisher.send(event).await;
     }
-
-    async fn prompt(&mut self, prompt: Prompt) {
-        let (answer, mut answered) = Answerer::new();
-        self.send(Event::InputRequest {
-            prompt: prompt.prompt,
-            password: prompt.password,
-            answer,
-        })
-        .await;
-        let companion = self.companion.clone();
-        // Ends with the cell, which withdraws the prompt.
-        self.prompts.spawn(async move {
-            if let Some(answer) = answered.recv().await {
-                companion.answer(&prompt.key, answer).await;
-            }
-        });
-    }
-
-    /// The end that the journal has told.
-    async fn told(&mut self, let_go: LetGo) -> Result<Outcome, BackendError> {
-        self.view.ended.store(true, Ordering::Relaxed);
-        if let Some(Ok(reply)) = &self.over {
-            confirm(self.companion, self.asked_by.as_deref(), self.count, reply);
-        }
-        if self.holes > 0 {
-            let line = format!(
-                "a part of this cell's output is missing: it printed more than the journal keeps while nobody could listen \
-                 ({} messages; COLAB_KERNEL_JOURNAL_MB makes the journal larger)",
-                self.holes
-            );
-            self.publisher.say(&line).await;
-        }
-        let reply = self.reply.take().unwrap_or_default();
-        let outcome = self.outcome(reply).await;
-        self.run.waiting.events.settled().await;
-        drop(let_go);
-        let mut outcome = outcome?;
-        if outcome.exception.is_none() && !self.cell.user_expressions.is_empty() {
-            let evaluated = self.companion.evaluate(&self.cell.user_expressions).await;
-            outcome.user_expressions =
-                evaluated.unwrap_or_else(|_| super::cell::refused_expressions(self.cell));
-        }
-        Ok(outcome)
-    }
-
-    async fn outcome(&mut self, reply: ExecuteReply) -> Result<Outcome, BackendError> {
-        let count = self.count;
-        let interrupted = self.interrupted_at.is_some();
-        self.run.backend.update(&self.session.name, |session| {
-            session.proven = true;
-            session.stopping = false;
-            if let Some(count) = count {
-                session.last_count = i64::from(count);
-                session.untold_runs = 0;
-            }
-        });
-        let mut exception = self.raised.take();
-        if self.reattached
-            && !interrupted
-            && exception
-                .as_ref()
-                .is_some_and(|raised| raised.ename == "KeyboardInterrupt")
-        {
-            return Err(super::names::cell_stopped());
-        }
-        if let Some(raised) = &exception {
-            self.send(Event::Error(raised.clone())).await;
-        }
-        if let Some(status) = reply.status {
-            // What was shown as an error need not have ended the cell, and the reply may say less than what was shown.
-            exception = (status == "error").then_some(Exception {
-                ename: reply.ename,
-                evalue: reply.evalue,
-                traceback: reply.traceback,
-            });
-        } else if exception.is_none() && interrupted && !self.shown.error {
-            // ipykernel sends no reply where the interrupt comes between a cell's code and its reply.
-            let raised = Exception {
-                ename: ErrorName::KeyboardInterrupt.to_string(),
-                evalue: String::new(),
-                traceback: vec!["KeyboardInterrupt: ".to_owned()],
-            };
-            self.send(Event::Error(raised.clone())).await;
-            exception = Some(raised);
-        }
-        Ok(Outcome {
-            execution_count: count,
-            exception,
-            payload: reply.payload,
-            ..Outcome::default()
-        })
-    }
-
-    /// The end that the call's result makes, where the journal cannot be had.
-    async fn settle(&mut self) -> Result<Result<Outcome, BackendError>, Lost> {
-        for chunk in self.ledger.surplus() {
-            self.publish(chunk).await;
-        }
-        self.release_error().await;
-        let Some(Ok(reply)) = self.over.take() else {
-            return Err(Lost::Session);
-        };
-        match u32::try_from(reply.result.execution_count) {
-            Ok(count) if self.count.is_none() => self.companion.settled(count),
-            _ => {
-                confirm(self.companion, self.asked_by.as_deref(), self.count, &reply);
-            }
-        }
-        let shown = std::mem::take(&mut self.shown);
-        let outcome = self
-            .run
-            .settle(self.session, self.cell, reply, &mut self.publisher, &shown)
-            .await;
-        Ok(outcome)
-    }
 }
 
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
+/// Whoever ends before its interrupt is answered does not let it go on.
+impl<S: Service> Drop for Live<'_, S> {
+    fn drop(&mut self) {
+        if let Some(interrupting) = &self.interrupting {
+            interrupting.abort();
+        }
     }
 }

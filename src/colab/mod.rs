@@ -22,6 +22,7 @@ pub mod mcp;
 pub mod names;
 mod own;
 pub mod progress;
+mod prompt;
 pub mod reconcile;
 pub mod retry;
 pub mod runtime;
@@ -30,6 +31,16 @@ pub mod service;
 pub mod session;
 pub mod text;
 pub mod waiting;
+
+use tokio::time::{Instant, sleep_until};
+
+/// Waits until then; for ever, where there is no such time.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
 
 #[cfg(test)]
 mod backend_tests;

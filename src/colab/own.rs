@@ -1,26 +1,33 @@
 //! What runs by requests of our own, over the companion: uncounted code, comm messages, questions.
 //!
-//! Invariant: each ends when the kernel has ended it, when the kernel is lost, or when its interrupt was followed by neither.
+//! Invariants: each ends when the kernel has ended it or is lost; when the connection was lost before the kernel got it; or when its
+//! interrupt was followed by none of these. None is sent a second time unless it was aborted before it ran.
 
 use std::time::Duration;
 
 use serde_json::value::RawValue;
-use tokio::task::JoinSet;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::companion::activity::{Activity, Arrival, ExecuteReply};
+use super::companion::journal::{Journal, Told};
+use super::companion::link::Health;
 use super::companion::wire::Channel;
 use super::companion::{Companion, OwnRequest, events};
 use super::names;
 use super::service::Service;
 use super::session::ColabBackend;
+use super::until;
 use crate::backend::{
-    Answerer, BackendError, Cell, ErrorName, Event, EventSender, Exception, Outcome, Question,
+    BackendError, Cell, ErrorName, Event, EventSender, Exception, Outcome, Question,
 };
 
 /// How long behind the end of a request its reply may come.
 const REPLY_LIMIT: Duration = Duration::from_secs(2);
+/// How long the connection may be away before a request of our own is given up.
+const AWAY_LIMIT: Duration = Duration::from_secs(60);
 /// How long an interrupted request may go on before it is given up.
 const GIVEN_UP: Duration = Duration::from_secs(7);
 
@@ -48,15 +55,24 @@ impl<S: Service> ColabBackend<S> {
         loop {
             let (activity, reply) = companion.run(request.clone(), cell.origin.clone());
             let reply = tokio::spawn(reply);
-            let Some(raised) = attend(companion, activity, &cell.interrupt, events).await else {
-                if companion.is_lost() {
+            let raised = match attend(companion, activity, &cell.interrupt, events).await {
+                Attended::Ended(raised) => raised,
+                Attended::Lost => {
                     self.lose_session();
                     return Err(names::session_lost());
                 }
-                return Err(BackendError::new(
-                    ErrorName::KeyboardInterrupt,
-                    "interrupted; the kernel has not confirmed it. If the code still runs, the next cell waits for it",
-                ));
+                Attended::Interrupted => {
+                    return Err(BackendError::new(
+                        ErrorName::KeyboardInterrupt,
+                        "interrupted; the kernel has not confirmed it. If the code still runs, the next cell waits for it",
+                    ));
+                }
+                Attended::Unknown => {
+                    return Err(BackendError::new(
+                        ErrorName::ColabUnreachable,
+                        "the connection to the runtime was lost, and whether this code has run is not known. Variables are kept.",
+                    ));
+                }
             };
             let reply: ExecuteReply = match timeout(REPLY_LIMIT, reply).await {
                 Ok(Ok(Ok(reply))) => reply,
@@ -87,17 +103,30 @@ impl<S: Service> ColabBackend<S> {
     }
 }
 
-/// Passes on what a request of our own does until it has ended. The inner value is the exception that it raised; `None`: it was
-/// lost, or could not be interrupted.
+/// How a request of our own came out.
+#[derive(Debug)]
+pub(super) enum Attended {
+    /// The kernel has ended it; it raised this.
+    Ended(Option<Exception>),
+    /// It was interrupted, and nothing confirmed that it ended.
+    Interrupted,
+    /// The connection was lost: as far as is known the kernel has not got it, or it cannot be asked.
+    Unknown,
+    /// The kernel is gone.
+    Lost,
+}
+
+/// Passes on what a request of our own does until it has ended.
 pub(super) async fn attend(
     companion: &Companion,
     mut activity: Activity,
     interrupt: &CancellationToken,
     events: &EventSender,
-) -> Option<Option<Exception>> {
+) -> Attended {
     let mut raised = None;
-    let mut interrupted = false;
-    let mut helpers = JoinSet::new();
+    let mut interrupting: Option<JoinHandle<()>> = None;
+    let mut prompts = JoinSet::new();
+    let mut reached = Reached::new(companion);
     let given_up = async {
         interrupt.cancelled().await;
         sleep(GIVEN_UP).await;
@@ -106,14 +135,17 @@ pub(super) async fn attend(
     loop {
         let arrival = tokio::select! {
             biased;
-            () = interrupt.cancelled(), if !interrupted => {
-                interrupted = true;
+            () = interrupt.cancelled(), if interrupting.is_none() => {
                 let companion = companion.clone();
-                helpers.spawn(async move { companion.interrupt().await });
+                interrupting = Some(tokio::spawn(async move { companion.interrupt().await }));
                 continue;
             }
-            () = &mut given_up => return None,
-            arrival = activity.recv() => arrival?,
+            () = &mut given_up => return Attended::Interrupted,
+            arrival = activity.recv() => match arrival {
+                Some(arrival) => arrival,
+                None => return Attended::Lost,
+            },
+            () = reached.not() => return Attended::Unknown,
         };
         match arrival {
             Arrival::Message(origin, message) => {
@@ -130,25 +162,80 @@ pub(super) async fn attend(
                 events.send(event).await;
             }
             Arrival::Prompt(prompt) => {
-                let (answer, mut answered) = Answerer::new();
-                let event = Event::InputRequest {
-                    prompt: prompt.prompt,
-                    password: prompt.password,
-                    answer,
-                };
-                events.send(event).await;
-                let companion = companion.clone();
-                helpers.spawn(async move {
-                    if let Some(answer) = answered.recv().await {
-                        companion.answer(&prompt.key, answer).await;
-                    }
-                });
+                super::prompt::ask(companion, prompt, events, &mut prompts).await;
             }
-            Arrival::Began { .. } | Arrival::Reply(_) | Arrival::Hole(_) => {}
+            Arrival::Began { .. } => reached.has_begun = true,
+            Arrival::Reply(_) | Arrival::Hole(_) => {}
             Arrival::Ended(let_go) => {
+                if let Some(interrupting) = &mut interrupting {
+                    // One that is under way would hit what runs next.
+                    if timeout(REPLY_LIMIT, &mut *interrupting).await.is_err() {
+                        interrupting.abort();
+                    }
+                }
                 events.settled().await;
                 drop(let_go);
-                return Some(raised);
+                return Attended::Ended(raised);
+            }
+        }
+    }
+}
+
+/// Finds out that a request did not reach the kernel, or that this cannot be found out.
+struct Reached {
+    journal: Journal,
+    health: watch::Receiver<Health>,
+    told: watch::Receiver<Told>,
+    was_away: bool,
+    /// How many polls had been sent when the connection was back.
+    asked: Option<u64>,
+    has_begun: bool,
+}
+
+impl Reached {
+    fn new(companion: &Companion) -> Self {
+        Self {
+            journal: companion.journal().clone(),
+            health: companion.health(),
+            told: companion.journal().told(),
+            was_away: false,
+            asked: None,
+            has_begun: false,
+        }
+    }
+
+    /// Returns when the connection was lost and the kernel has not begun the request by the time that it is back, or when it is not
+    /// back in time. Cancel-safe.
+    async fn not(&mut self) {
+        loop {
+            let health = *self.health.borrow_and_update();
+            let told = self.told.borrow_and_update().clone();
+            let mut by = None;
+            match health {
+                Health::Away(since) => {
+                    self.was_away = true;
+                    self.asked = None;
+                    by = Some(since + AWAY_LIMIT);
+                }
+                Health::Up if std::mem::take(&mut self.was_away) => {
+                    self.asked = Some(told.sent);
+                    self.journal.poke();
+                }
+                Health::Up | Health::Lost(_) => {}
+            }
+            let is_read = self.asked.is_some_and(|asked| told.polls > asked) && told.caught_up;
+            if is_read && !self.has_begun {
+                return;
+            }
+            tokio::select! {
+                // The senders are gone with the kernel, whose loss is told in another way.
+                changed = self.health.changed() => if changed.is_err() {
+                    std::future::pending().await
+                },
+                changed = self.told.changed(), if self.asked.is_some() => if changed.is_err() {
+                    std::future::pending().await
+                },
+                () = until(by) => return,
             }
         }
     }

@@ -19,10 +19,10 @@ use super::api::{ExecuteCodeResult, Runtime};
 use super::cell::{Run, refused_expressions};
 use super::companion::Companion;
 use super::files::Files;
-use super::live::Tail;
+use super::live::{AWAY, Tail};
 use super::mcp::errors::Code;
 use super::names;
-use super::own;
+use super::own::{self, Attended};
 use super::progress::Shape;
 use super::retry;
 use super::runtime::{self, BackendSettings, Memory, RuntimeChoice};
@@ -283,8 +283,9 @@ impl<S: Service> ColabBackend<S> {
     pub(super) fn lose_session(&self) {
         let mut state = self.state();
         state.lost |= state.session.take().is_some();
-        // Its last call has nothing to wait for any more.
-        state.tail = None;
+        if let Some(tail) = state.tail.take() {
+            tail.abort();
+        }
     }
 
     /// The runtime is gone, or does not answer. Its sessions stay known: should it be there after all, they are deleted.
@@ -299,7 +300,9 @@ impl<S: Service> ColabBackend<S> {
             .is_some_and(|session| session.runtime.name == name)
         {
             state.session = None;
-            state.tail = None;
+            if let Some(tail) = state.tail.take() {
+                tail.abort();
+            }
         }
     }
 
@@ -360,8 +363,10 @@ impl<S: Service> ColabBackend<S> {
 
 impl<S: Service> Backend for ColabBackend<S> {
     async fn execute(&self, cell: Cell, events: EventSender) -> Result<Outcome, BackendError> {
+        // Without a connection to its kernel, what a session can do it does through the service.
         if !cell.store_history
             && let Some(companion) = self.companion()
+            && !companion.is_away_for(AWAY)
         {
             return self.run_own(&companion, cell, &events).await;
         }
@@ -392,14 +397,16 @@ impl<S: Service> Backend for ColabBackend<S> {
         interrupt: CancellationToken,
         events: EventSender,
     ) -> bool {
-        let Some(companion) = self.companion().filter(|companion| !companion.is_lost()) else {
+        let Some(companion) = self
+            .companion()
+            .filter(|companion| !companion.is_lost() && !companion.is_away_for(AWAY))
+        else {
             return false;
         };
         self.background().settled().await;
         let activity = companion.comm(message, origin);
-        own::attend(&companion, activity, &interrupt, &events)
-            .await
-            .is_some()
+        let attended = own::attend(&companion, activity, &interrupt, &events).await;
+        matches!(attended, Attended::Ended(_) | Attended::Unknown)
     }
 
     async fn ask(&self, question: Question, content: Box<RawValue>) -> Option<Box<RawValue>> {

@@ -109,6 +109,7 @@ pub struct Activity {
     arrivals: mpsc::Receiver<Arrival>,
     routes: Arc<Routes>,
     ended: bool,
+    unseen_for_good: bool,
 }
 
 impl Activity {
@@ -124,6 +125,11 @@ impl Activity {
         let arrival = self.arrivals.try_recv().ok();
         self.ended |= matches!(arrival, Some(Arrival::Ended(_)));
         arrival
+    }
+
+    /// It is certain that it will not begin any more, or that what it did cannot come any more: nobody has to look out for it.
+    pub fn let_go_unseen(&mut self) {
+        self.unseen_for_good = true;
     }
 
     /// Whether the kernel is known to have begun it.
@@ -148,8 +154,12 @@ impl Drop for Activity {
         match active.msg_id {
             // It was settled without the journal: what the journal says of it until its end has been told.
             Some(msg_id) => state.silence(&msg_id),
+            None if self.unseen_for_good => {}
             // It may begin yet, and must not be taken for the next one with the same code.
             None => state.strays.extend(active.code),
+        }
+        while state.strays.len() > PAST {
+            state.strays.pop_front();
         }
     }
 }
@@ -169,9 +179,12 @@ struct State {
     latest: Option<Origin>,
     /// Code that was submitted, given up, and has not been seen to begin.
     strays: VecDeque<String>,
-    /// The session in the headers of the service's own requests, once it was confirmed.
+    /// The session in the headers of the service's own requests, where it is known.
     service: Option<String>,
+    /// Whether that proved not to be the same for all of them.
     service_varies: bool,
+    /// Whether the journal is read no more.
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -181,26 +194,16 @@ struct Active {
     code: Option<String>,
     /// The message id of its request in the kernel, once it is known.
     msg_id: Option<String>,
-    /// Executions of its code by others than the service, as far as that is known: their numbers and message ids.
-    passed_over: Vec<(u32, String)>,
     /// It begins after this number of the journal.
     after: u64,
     /// The number of its last message, where the table has told.
     last: Option<u64>,
     keys: Vec<String>,
+    /// Whether its reply has been passed on.
+    replied: bool,
+    /// What the table says of its reply, for one that has left the journal.
+    told_reply: Option<ExecuteReply>,
     sender: mpsc::Sender<Arrival>,
-}
-
-impl Active {
-    /// Whether an execution of this code at this place of the journal may be this one.
-    fn waits_for(&self, n: u64, code: &str) -> bool {
-        self.msg_id.is_none()
-            && n > self.after
-            && self
-                .code
-                .as_ref()
-                .is_some_and(|own| code.contains(own.as_str()))
-    }
 }
 
 #[derive(Debug, Clone)]
@@ -217,6 +220,8 @@ pub(super) enum Destination {
     Active(mpsc::Sender<Arrival>, Vec<Arrival>),
     /// It is the running activity's last one.
     End(mpsc::Sender<Arrival>),
+    /// The kernel has said that it ends.
+    Farewell,
     /// To the background, under this request.
     Background(Origin, Message),
     /// It is nobody's here.
@@ -244,6 +249,10 @@ pub(super) struct TableEntry {
     pub count: Option<u32>,
     pub first: u64,
     pub last: Option<u64>,
+    #[serde(default)]
+    pub status: Option<String>,
+    #[serde(default)]
+    pub ename: Option<String>,
 }
 
 impl Routes {
@@ -272,18 +281,23 @@ impl Routes {
             origin,
             code,
             msg_id,
-            passed_over: Vec::new(),
             after,
             last: None,
             keys: Vec::new(),
+            replied: false,
+            told_reply: None,
             sender,
         });
+        if state.closed {
+            state.active = None;
+        }
         drop(state);
         Activity {
             id,
             arrivals,
             routes: self.clone(),
             ended: false,
+            unseen_for_good: false,
         }
     }
 
@@ -298,11 +312,30 @@ impl Routes {
         state.active.as_ref().map(|active| active.sender.clone())
     }
 
-    /// The running activity's sender, if the table says that everything of it lies before this position.
-    pub fn is_over(&self, position: u64) -> Option<mpsc::Sender<Arrival>> {
+    /// If the table says that everything of the running activity lies before this position: its sender, and what the table says of
+    /// its reply, should that have left the journal.
+    pub fn is_over(&self, position: u64) -> Option<(mpsc::Sender<Arrival>, Option<ExecuteReply>)> {
+        let mut state = self.lock();
+        let active = state.active.as_mut()?;
+        if active.last? > position {
+            return None;
+        }
+        let reply = active.told_reply.take().filter(|_| !active.replied);
+        Some((active.sender.clone(), reply))
+    }
+
+    /// The journal is read no more: what runs, and what is begun from now on, is told nothing.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.active = None;
+    }
+
+    /// From where on the table of executions matters, at this position of the journal.
+    pub fn since(&self, position: u64) -> u64 {
         let state = self.lock();
-        let active = state.active.as_ref()?;
-        (active.last? <= position).then(|| active.sender.clone())
+        let active = state.active.as_ref();
+        active.map_or(position, |active| active.after.min(position))
     }
 
     /// The running activity is over: what comes now belongs to the background.
@@ -313,33 +346,18 @@ impl Routes {
             .take_if(|active| active.sender.same_channel(sender));
     }
 
-    /// The number that the service gave the running activity confirms, or denies, that it was ours.
-    pub fn confirm_service(&self, session: &str, is_ours: bool) {
+    /// The number that the service gave a cell confirms that the execution by this session was its own.
+    pub fn confirm_service(&self, session: &str) {
         let mut state = self.lock();
-        if !is_ours {
-            // Where nothing was known, a stranger's execution may have been adopted, which proves nothing of the service.
-            state.service_varies |= state.service.take().is_some();
-        } else if !state.service_varies {
+        if !state.service_varies {
             state.service.get_or_insert_with(|| session.to_owned());
         }
     }
 
-    /// The running activity was settled without the journal, and the service tells its number. If it is that of an execution
-    /// that was taken for a stranger's, the service is not known by one session.
-    pub fn settled(&self, count: u32) {
+    /// The service has run a cell by another session than the one that is known as its own: it is not always the same.
+    pub fn forget_service(&self) {
         let mut state = self.lock();
-        let Some(active) = state.active.as_mut() else {
-            return;
-        };
-        let Some((_, msg_id)) = active.passed_over.iter().find(|(told, _)| *told == count) else {
-            return;
-        };
-        let (msg_id, origin) = (msg_id.clone(), active.origin.clone());
-        // It has begun: it is no stray.
-        active.code = None;
-        state.remember(&msg_id, origin);
-        state.service = None;
-        state.service_varies = true;
+        state.service_varies |= state.service.take().is_some();
     }
 
     /// Nothing of this request of ours is shown, however late it is read.
@@ -362,15 +380,20 @@ impl Routes {
         state.destination(n, message, &head.msg_type, &parent, own)
     }
 
-    /// What the table of executions, and the open prompts, tell of the running activity. `hash`: that of its code.
+    /// What the table of executions tells of the running activity: where it ends, and that it has begun, if the message that says so
+    /// lies before this position unseen. `hash`: that of its code.
     pub fn compare(
         &self,
         table: &[TableEntry],
-        prompts: Vec<Prompt>,
         position: u64,
         hash: impl Fn(&str) -> String,
-    ) -> Option<(mpsc::Sender<Arrival>, Vec<Arrival>)> {
-        self.lock().compare(table, prompts, position, hash)
+    ) -> Option<(mpsc::Sender<Arrival>, Arrival)> {
+        self.lock().compare(table, position, hash)
+    }
+
+    /// Where a prompt goes, if it has not gone there before.
+    pub fn prompt(&self, prompt: Prompt) -> Option<(mpsc::Sender<Arrival>, Arrival)> {
+        self.lock().prompt(prompt)
     }
 }
 
@@ -410,22 +433,25 @@ impl State {
                 let Ok(prompt) = message.content::<Prompt>() else {
                     return Destination::Nobody;
                 };
-                return self.prompt(prompt);
+                return match self.prompt(prompt) {
+                    Some((sender, arrival)) => Destination::Active(sender, vec![arrival]),
+                    None => Destination::Nobody,
+                };
             }
             "ck_execute_reply" => {
                 let Ok(replied) = message.content::<RepliedOnIoPub>() else {
                     return Destination::Nobody;
                 };
-                return match self.active_of(&replied.cell) {
-                    Some(active) => Destination::Active(
-                        active.sender.clone(),
-                        vec![Arrival::Reply(replied.reply)],
-                    ),
-                    None => Destination::Nobody,
+                let Some(active) = self.active_of(&replied.cell) else {
+                    return Destination::Nobody;
                 };
+                active.replied = true;
+                let arrival = Arrival::Reply(replied.reply);
+                return Destination::Active(active.sender.clone(), vec![arrival]);
             }
             "status" => return self.status(&message, &parent.msg_id),
-            "iopub_welcome" | "shutdown_reply" => return Destination::Nobody,
+            "iopub_welcome" => return Destination::Nobody,
+            "shutdown_reply" => return Destination::Farewell,
             _ => {}
         }
         if self.discarded.contains(&parent.msg_id) {
@@ -487,9 +513,9 @@ impl State {
         message
     }
 
-    fn active_of(&self, msg_id: &str) -> Option<&Active> {
+    fn active_of(&mut self, msg_id: &str) -> Option<&mut Active> {
         self.active
-            .as_ref()
+            .as_mut()
             .filter(|active| active.msg_id.as_deref() == Some(msg_id))
     }
 
@@ -497,66 +523,71 @@ impl State {
         let Ok(input) = message.content::<ExecuteInput>() else {
             return Destination::Nobody;
         };
-        if let Some(active) = self.active_of(&parent.msg_id) {
-            let began = Arrival::Began {
-                count: input.execution_count,
-                session: Some(parent.session.clone()),
-            };
-            return Destination::Active(active.sender.clone(), vec![began]);
-        }
-        let is_service = match &self.service {
-            Some(service) => *service == parent.session,
-            None => true,
-        };
-        if !is_service {
-            if let Some(active) = &mut self.active
-                && active.waits_for(n, &input.code)
-                && let Some(count) = input.execution_count
-            {
-                active.passed_over.push((count, parent.msg_id.clone()));
-            }
-            return Destination::Nobody;
-        }
-        if let Some(stray) = self
-            .strays
-            .iter()
-            .position(|code| input.code.contains(code.as_str()))
-        {
-            self.strays.remove(stray);
-            return Destination::Nobody;
-        }
-        let active = self.active.as_mut();
-        let Some(active) = active.filter(|active| active.waits_for(n, &input.code)) else {
-            return Destination::Nobody;
-        };
-        active.msg_id = Some(parent.msg_id.clone());
-        let (sender, origin) = (active.sender.clone(), active.origin.clone());
-        self.remember(&parent.msg_id, origin);
         let began = Arrival::Began {
             count: input.execution_count,
             session: Some(parent.session.clone()),
         };
+        if let Some(active) = self.active_of(&parent.msg_id) {
+            return Destination::Active(active.sender.clone(), vec![began]);
+        }
+        if !self.may_be_service(Some(&parent.session)) {
+            return Destination::Nobody;
+        }
+        // The same code is looked for first: short code is contained in much that somebody else runs.
+        let is_same = |code: &str| input.code == code;
+        let contains = |code: &str| input.code.contains(code);
+        if self.take_stray(is_same) {
+            return Destination::Nobody;
+        }
+        if !self.awaits(n, is_same) && (self.take_stray(contains) || !self.awaits(n, contains)) {
+            return Destination::Nobody;
+        }
+        let Some(sender) = self.adopt(&parent.msg_id) else {
+            return Destination::Nobody;
+        };
+        // The service runs one call after the other: what was submitted before this one does not begin any more.
+        self.strays.clear();
         Destination::Active(sender, vec![began])
     }
 
-    fn prompt(&mut self, prompt: Prompt) -> Destination {
-        let Some(active) = self.active.as_mut() else {
-            return Destination::Nobody;
-        };
+    fn may_be_service(&self, session: Option<&str>) -> bool {
+        self.service.is_none() || self.service.as_deref() == session
+    }
+
+    /// Whether this was submitted before the running activity, and given up.
+    fn take_stray(&mut self, is_it: impl Fn(&str) -> bool) -> bool {
+        let found = self.strays.iter().position(|code| is_it(code));
+        found.is_some_and(|at| self.strays.remove(at).is_some())
+    }
+
+    /// Whether the running activity has not begun before number `n` and is this.
+    fn awaits(&self, n: u64, is_it: impl Fn(&str) -> bool) -> bool {
+        self.active.as_ref().is_some_and(|active| {
+            let code = active.code.as_deref();
+            active.msg_id.is_none() && n > active.after && code.is_some_and(is_it)
+        })
+    }
+
+    fn adopt(&mut self, msg_id: &str) -> Option<mpsc::Sender<Arrival>> {
+        let active = self.active.as_mut()?;
+        active.msg_id = Some(msg_id.to_owned());
+        let (sender, origin) = (active.sender.clone(), active.origin.clone());
+        self.remember(msg_id, origin);
+        Some(sender)
+    }
+
+    fn prompt(&mut self, prompt: Prompt) -> Option<(mpsc::Sender<Arrival>, Arrival)> {
+        let is_ours = |cell: &String| self.past.contains_key(cell);
         // A prompt of a thread names whatever request was the latest.
-        if active.msg_id.is_none() || active.keys.contains(&prompt.key) {
-            return Destination::Nobody;
+        if !prompt.cell.as_ref().is_some_and(is_ours) {
+            return None;
         }
-        if active.msg_id != prompt.cell
-            && !prompt
-                .cell
-                .as_ref()
-                .is_some_and(|cell| self.past.contains_key(cell))
-        {
-            return Destination::Nobody;
+        let active = self.active.as_mut()?;
+        if active.msg_id.is_none() || active.keys.contains(&prompt.key) {
+            return None;
         }
         active.keys.push(prompt.key.clone());
-        Destination::Active(active.sender.clone(), vec![Arrival::Prompt(prompt)])
+        Some((active.sender.clone(), Arrival::Prompt(prompt)))
     }
 
     fn status(&mut self, message: &Message, parent: &str) -> Destination {
@@ -564,65 +595,76 @@ impl State {
         struct Status {
             execution_state: String,
         }
-        let idle = message
-            .content::<Status>()
-            .is_ok_and(|status| status.execution_state == "idle");
-        if !idle {
+        let Ok(status) = message.content::<Status>() else {
             return Destination::Nobody;
-        }
-        self.discarded.remove(parent);
-        if let Some(past) = self.past.get_mut(parent) {
-            // What its threads do from now on has not been told in another way.
-            past.silent = false;
-        }
-        match self.active_of(parent) {
-            Some(active) => Destination::End(active.sender.clone()),
-            None => Destination::Nobody,
+        };
+        match status.execution_state.as_str() {
+            // Of code that does not count nothing else tells that it has begun.
+            "busy" => match self.active_of(parent) {
+                Some(active) if active.code.is_none() => {
+                    let began = Arrival::Began {
+                        count: None,
+                        session: None,
+                    };
+                    Destination::Active(active.sender.clone(), vec![began])
+                }
+                _ => Destination::Nobody,
+            },
+            "idle" => {
+                self.discarded.remove(parent);
+                if let Some(past) = self.past.get_mut(parent) {
+                    // What its threads do from now on has not been told in another way.
+                    past.silent = false;
+                }
+                match self.active_of(parent) {
+                    Some(active) => Destination::End(active.sender.clone()),
+                    None => Destination::Nobody,
+                }
+            }
+            _ => Destination::Nobody,
         }
     }
 
     fn compare(
         &mut self,
         table: &[TableEntry],
-        prompts: Vec<Prompt>,
         position: u64,
         hash: impl Fn(&str) -> String,
-    ) -> Option<(mpsc::Sender<Arrival>, Vec<Arrival>)> {
-        let mut arrivals = Vec::new();
-        let service = self.service.clone();
+    ) -> Option<(mpsc::Sender<Arrival>, Arrival)> {
+        let active = self.active.as_ref()?;
+        let (known, code, after) = (active.msg_id.clone(), active.code.clone(), active.after);
+        let entry = match (known, code) {
+            (Some(msg_id), _) => table.iter().find(|entry| entry.cell == msg_id)?,
+            // Only what has left the journal needs the table to be seen at all. What was aborted has not run: how that is dealt
+            // with is the service's affair.
+            (None, Some(code)) => {
+                let hash = hash(&code);
+                table.iter().find(|entry| {
+                    entry.first > after
+                        && entry.first <= position
+                        && entry.code.as_deref() == Some(hash.as_str())
+                        && entry.status.as_deref() != Some("aborted")
+                        && self.may_be_service(entry.session.as_deref())
+                })?
+            }
+            (None, None) => return None,
+        };
+        let is_new = self.active_of(&entry.cell).is_none();
+        let sender = self.adopt(&entry.cell)?;
         let active = self.active.as_mut()?;
-        // Only what has left the journal needs the table to be seen at all.
-        if active.msg_id.is_none()
-            && let Some(code) = &active.code
-        {
-            let hash = hash(code);
-            let mut of_code = table.iter().filter(|entry| {
-                entry.first > active.after
-                    && entry.first <= position
-                    && entry.code.as_deref() == Some(hash.as_str())
-            });
-            if let Some(entry) = of_code.find(|entry| service.is_none() || entry.session == service)
-            {
-                active.msg_id = Some(entry.cell.clone());
-                arrivals.push(Arrival::Began {
-                    count: entry.count,
-                    session: entry.session.clone(),
-                });
-            }
-        }
-        let msg_id = active.msg_id.clone()?;
-        active.last = table
-            .iter()
-            .find(|entry| entry.cell == msg_id)
-            .and_then(|entry| entry.last);
-        for prompt in prompts {
-            if prompt.cell.as_ref() == Some(&msg_id) && !active.keys.contains(&prompt.key) {
-                active.keys.push(prompt.key.clone());
-                arrivals.push(Arrival::Prompt(prompt));
-            }
-        }
-        let (sender, origin) = (active.sender.clone(), active.origin.clone());
-        self.remember(&msg_id, origin);
-        Some((sender, arrivals))
+        active.last = entry.last.or(active.last);
+        active.told_reply = entry.status.as_ref().map(|status| ExecuteReply {
+            status: Some(status.clone()),
+            ename: entry.ename.clone().unwrap_or_default(),
+            ..ExecuteReply::default()
+        });
+        let began = Arrival::Began {
+            count: entry.count,
+            session: entry.session.clone(),
+        };
+        is_new.then_some((sender, began))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,8 +17,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
+use super::super::until;
 use super::activity::{Arrival, Destination, LetGo, Prompt, Routes, TableEntry};
 use super::events;
 use super::link::{Away, Health, Link, Loss, News};
@@ -37,8 +38,10 @@ const AFTERGLOW: Duration = Duration::from_secs(8);
 const SIGN: Duration = Duration::from_secs(1);
 /// How many bytes of messages one replay brings.
 const REPLAY_BYTES: u64 = 4 * 1024 * 1024;
+/// The least that this is brought down to where connections are lost over replays: something on the way may refuse large frames.
+const SMALL_REPLAY_BYTES: u64 = 64 * 1024;
 /// The pieces in which a message is fetched that is too large for the way here.
-const SLICE_BYTES: u64 = 8 * 1024 * 1024;
+const SLICE_BYTES: u64 = 1024 * 1024;
 /// How often the connection is lost over the same replay until it is fetched in pieces.
 const LOST_OVER: u32 = 2;
 /// How many bytes are taken before they are acknowledged in the middle of a flood.
@@ -80,6 +83,8 @@ impl Journal {
             lively: Instant::now(),
             poked: false,
             unacknowledged: 0,
+            replay_bytes: REPLAY_BYTES,
+            replayed: 0,
             lost_over: (0, 0),
             slices: None,
         };
@@ -168,6 +173,10 @@ struct Task {
     lively: Instant,
     poked: bool,
     unacknowledged: usize,
+    /// How many bytes a replay may bring now.
+    replay_bytes: u64,
+    /// The last number that came in a replay.
+    replayed: u64,
     /// How often the connection was lost over the replay of this number.
     lost_over: (u64, u32),
     slices: Option<Slices>,
@@ -179,6 +188,13 @@ impl Task {
         let mut asked: Option<(Question, Asked)> = None;
         loop {
             if matches!(*health.borrow_and_update(), Health::Lost(_)) {
+                // What came before the loss is the last that is seen of the kernel.
+                while let Ok(news) = self.reader.inbox.try_recv() {
+                    if let News::Message(number, message, _room) = news {
+                        self.live(number.n, &number.journal, message);
+                    }
+                }
+                self.hand_out().await;
                 return;
             }
             let is_up = *health.borrow() == Health::Up;
@@ -230,7 +246,7 @@ impl Task {
         }
         if let Some(gap) = self.sequence.gap() {
             let from = *gap.start();
-            let content = json!({"from": from, "to": gap.end(), "limit": REPLAY_BYTES});
+            let content = json!({"from": from, "to": gap.end(), "limit": self.replay_bytes});
             return Some((
                 Question::Replay { from },
                 self.ask("ck_replay_request", content),
@@ -239,7 +255,8 @@ impl Task {
         if std::mem::take(&mut self.poked) || self.unacknowledged > UNACKNOWLEDGED {
             self.last_poll = Instant::now();
             self.told.send_modify(|told| told.sent += 1);
-            let content = json!({"since": self.sequence.position()});
+            let since = self.reader.routes.since(self.sequence.position());
+            let content = json!({"since": since});
             return Some((Question::Status, self.ask("ck_status_request", content)));
         }
         None
@@ -272,6 +289,7 @@ impl Task {
     async fn answered(&mut self, question: Question, reply: Result<Message, Away>) {
         let Ok(reply) = reply else {
             if let Question::Replay { from } = question {
+                self.replay_bytes = (self.replay_bytes / 8).max(SMALL_REPLAY_BYTES);
                 let (n, times) = self.lost_over;
                 self.lost_over = (from, if n == from { times + 1 } else { 1 });
                 if self.lost_over.1 >= LOST_OVER {
@@ -286,10 +304,12 @@ impl Task {
         };
         match question {
             Question::Status => self.told_status(&reply).await,
-            Question::Replay { .. } => self.told_replay(&reply),
-            Question::Slice => self.told_slice(&reply),
+            Question::Replay { .. } => self.told_replay(&reply).await,
+            Question::Slice => {
+                self.told_slice(&reply);
+                self.hand_out().await;
+            }
         }
-        self.hand_out().await;
     }
 
     async fn told_status(&mut self, reply: &Message) {
@@ -303,24 +323,30 @@ impl Task {
         };
         self.sequence.exists(status.last);
         self.begins_with(status.first).await;
+        // An execution that began in what has left the journal is known before what it did is handed out.
         let position = self.sequence.position();
-        let compared =
-            self.reader
-                .routes
-                .compare(&status.requests, status.inputs, position, digest);
-        if let Some((sender, arrivals)) = compared {
-            for arrival in arrivals {
-                let _ = sender.send(arrival).await;
+        let routes = Arc::clone(&self.reader.routes);
+        if let Some((sender, began)) = routes.compare(&status.requests, position, digest) {
+            let _ = sender.send(began).await;
+        }
+        self.hand_out().await;
+        let caught_up = self.sequence.gap().is_none();
+        if caught_up {
+            // They are open now, and what was printed before them has been handed out.
+            for prompt in status.inputs {
+                if let Some((sender, prompt)) = routes.prompt(prompt) {
+                    let _ = sender.send(prompt).await;
+                }
             }
         }
-        let caught_up = self.sequence.gap().is_none();
+        // Behind all that: who waits for this takes for granted that nothing is on its way.
         self.told.send_modify(|told| {
             told.polls = told.sent;
             told.caught_up = caught_up;
         });
     }
 
-    fn told_replay(&mut self, reply: &Message) {
+    async fn told_replay(&mut self, reply: &Message) {
         let Some(replay) = reply
             .content::<Replay>()
             .ok()
@@ -337,14 +363,17 @@ impl Task {
             let (own, rest) = frames.split_at(count);
             frames = rest;
             if let Some(message) = Message::from_frames(Channel::IoPub, own) {
+                self.replayed = self.replayed.max(n);
                 self.sequence.take(n, message.size(), message);
             }
         }
+        self.replay_bytes = (2 * self.replay_bytes).min(REPLAY_BYTES);
+        self.hand_out().await;
         // What the journal has dropped since cannot be had: the next poll says where it begins.
         if replay.first > self.sequence.position() + 1 {
             self.poked = true;
-            let missing = self.sequence.begins_with(replay.first);
-            self.hole(missing);
+            self.begins_with(replay.first).await;
+            self.hand_out().await;
         }
     }
 
@@ -404,10 +433,6 @@ impl Task {
 
     async fn begins_with(&mut self, first: u64) {
         let missing = self.sequence.begins_with(first);
-        self.hole(missing);
-    }
-
-    fn hole(&mut self, missing: u64) {
         if missing == 0 {
             return;
         }
@@ -416,8 +441,7 @@ impl Task {
             "messages have left the journal before they were read"
         );
         if let Some(sender) = self.reader.routes.sender() {
-            // A receiver that is so far behind is told by what it gets next.
-            let _ = sender.try_send(Arrival::Hole(missing));
+            let _ = sender.send(Arrival::Hole(missing)).await;
         }
     }
 
@@ -426,6 +450,12 @@ impl Task {
         while let Some((n, message)) = self.sequence.advance() {
             if self.reader.routes.is_active() {
                 self.lively = Instant::now();
+            }
+            // A prompt that comes late may have been answered or interrupted: the next poll tells which are open.
+            if n <= self.replayed && is_prompt(&message) {
+                self.poked = true;
+                self.at.send_replace(n);
+                continue;
             }
             let destination =
                 self.reader
@@ -446,11 +476,15 @@ impl Task {
                         self.reader.background.send(event).await;
                     }
                 }
+                Destination::Farewell => self.reader.link.lose(Loss::Restarted),
                 Destination::Nobody => {}
             }
             self.at.send_replace(n);
         }
-        if let Some(sender) = self.reader.routes.is_over(self.sequence.position()) {
+        if let Some((sender, reply)) = self.reader.routes.is_over(self.sequence.position()) {
+            if let Some(reply) = reply {
+                let _ = sender.send(Arrival::Reply(reply)).await;
+            }
             self.end(&sender).await;
         }
         if self.sequence.gap().is_none() {
@@ -496,7 +530,20 @@ impl Task {
     }
 }
 
-fn digest(code: &str) -> String {
+/// Who waits for the end of something learns that it will not be told.
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.reader.routes.close();
+    }
+}
+
+fn is_prompt(message: &Message) -> bool {
+    message
+        .head()
+        .is_some_and(|head| head.msg_type == "ck_input_request")
+}
+
+pub(super) fn digest(code: &str) -> String {
     Sha256::digest(code.as_bytes())
         .iter()
         .map(|byte| format!("{byte:02x}"))
@@ -506,13 +553,6 @@ fn digest(code: &str) -> String {
 async fn answer(asked: &mut Option<(Question, Asked)>) -> Result<Message, Away> {
     match asked {
         Some((_, answer)) => answer.await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }

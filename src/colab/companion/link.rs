@@ -55,6 +55,8 @@ pub enum Loss {
     AnotherJournal,
     /// It does not know the bootstrap's requests.
     NoBootstrap,
+    /// The server does not know it any more.
+    AnotherKernel,
     /// It said that it ends, or the server said that it is started anew.
     Restarted,
 }
@@ -124,6 +126,7 @@ impl Link {
             health: health.clone(),
             armed: armed.clone(),
             pending: HashMap::new(),
+            told_dropped: false,
         };
         tokio::spawn(task.run(halves));
         let link = Self {
@@ -187,7 +190,10 @@ struct Pending {
     reply: oneshot::Sender<Message>,
     /// Set when `idle` came for it: the reply is due, if there will be one.
     idle_since: Option<Instant>,
-    control: bool,
+    /// Whether nothing but the bootstrap answers it.
+    of_bootstrap: bool,
+    /// The question behind it that every kernel answers, once it has been asked. Replies keep their order.
+    probe: Option<String>,
 }
 
 struct Task {
@@ -199,6 +205,8 @@ struct Task {
     health: Arc<watch::Sender<Health>>,
     armed: Arc<AtomicBool>,
     pending: HashMap<String, Pending>,
+    /// Whether the last that the reader was told is that messages were dropped.
+    told_dropped: bool,
 }
 
 /// Why a connection is served no more.
@@ -211,19 +219,20 @@ impl Task {
     async fn run(mut self, mut halves: (Outgoing, Incoming)) {
         loop {
             let end = self.serve(halves).await;
-            self.pending.clear();
             if matches!(end, End::Dropped) || self.is_lost() {
                 return;
             }
             tracing::info!("the companion's connection is lost");
+            // First, so that who is told by the end of a request finds it so.
             set(&self.health, Health::Away(Instant::now()));
+            self.pending.clear();
             let Some(again) = self.reconnect().await else {
                 return;
             };
             halves = again;
             tracing::info!("the companion is connected again");
             set(&self.health, Health::Up);
-            let _ = self.news.send(News::Dropped);
+            self.tell_dropped();
         }
     }
 
@@ -234,6 +243,7 @@ impl Task {
     async fn serve(&mut self, (outgoing, mut incoming): (Outgoing, Incoming)) -> End {
         let (writes, queue) = mpsc::unbounded_channel();
         let mut writer = tokio::spawn(write(outgoing, queue));
+        let mut health = self.health.subscribe();
         let mut tick = tokio::time::interval(REPLY_GRACE / 2);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let end = loop {
@@ -251,7 +261,9 @@ impl Task {
                     }
                     None => break End::Dropped,
                 },
-                _ = tick.tick() => self.look_for_silence(),
+                // Noted by the reader.
+                _ = health.wait_for(|health| matches!(health, Health::Lost(_))) => break End::Dropped,
+                _ = tick.tick(), if !self.pending.is_empty() => self.look_for_silence(&writes),
             }
             if self.is_lost() {
                 break End::Dropped;
@@ -268,22 +280,41 @@ impl Task {
         let pending = Pending {
             reply,
             idle_since: None,
-            control: message.channel == Channel::Control,
+            of_bootstrap: message
+                .head()
+                .is_some_and(|head| head.msg_type.starts_with("ck_")),
+            probe: None,
         };
         self.pending.insert(id, pending);
         self.pending.retain(|_, pending| !pending.reply.is_closed());
     }
 
-    /// A control request that came back `busy` and `idle` without a reply: there is no bootstrap any more.
-    fn look_for_silence(&mut self) {
-        let silent = self.pending.values().any(|pending| {
-            pending.control
+    /// A request to the bootstrap that came back `busy` and `idle` without a reply, for there may be no bootstrap any more. Or the reply is
+    /// large and on its way yet: what is asked now is answered behind it.
+    fn look_for_silence(&mut self, writes: &mpsc::UnboundedSender<Message>) {
+        for pending in self.pending.values_mut() {
+            let is_due = pending.of_bootstrap
+                && pending.probe.is_none()
                 && pending
                     .idle_since
-                    .is_some_and(|since| since.elapsed() >= REPLY_GRACE)
-        });
-        if silent {
-            set(&self.health, Health::Lost(Loss::NoBootstrap));
+                    .is_some_and(|since| since.elapsed() >= REPLY_GRACE);
+            if is_due {
+                let probe = Message::new(
+                    Channel::Control,
+                    &self.session,
+                    "kernel_info_request",
+                    &serde_json::json!({}),
+                );
+                pending.probe = probe.id();
+                let _ = writes.send(probe);
+            }
+        }
+    }
+
+    /// Tells the reader once, however often it happens, that messages were dropped.
+    fn tell_dropped(&mut self) {
+        if !std::mem::replace(&mut self.told_dropped, true) {
+            let _ = self.news.send(News::Dropped);
         }
     }
 
@@ -291,6 +322,13 @@ impl Task {
         let parent = message.parent().map(|parent| parent.msg_id);
         match message.channel {
             Channel::Shell | Channel::Control => {
+                let is_probed = |pending: &Pending| {
+                    pending.probe.is_some() && pending.probe == parent && !pending.reply.is_closed()
+                };
+                if self.pending.values().any(is_probed) {
+                    set(&self.health, Health::Lost(Loss::NoBootstrap));
+                    return;
+                }
                 if let Some(pending) = parent.and_then(|id| self.pending.remove(&id)) {
                     let _ = pending.reply.send(message);
                 }
@@ -326,11 +364,13 @@ impl Task {
         if let Some(number) = number {
             let bytes = u32::try_from(message.size()).unwrap_or(u32::MAX);
             let bytes = bytes.min(INBOX_BYTES as u32);
-            let news = match self.room.clone().try_acquire_many_owned(bytes) {
-                Ok(room) => News::Message(number, message, room),
-                Err(_) => News::Dropped,
-            };
-            let _ = self.news.send(news);
+            match self.room.clone().try_acquire_many_owned(bytes) {
+                Ok(room) => {
+                    self.told_dropped = false;
+                    let _ = self.news.send(News::Message(number, message, room));
+                }
+                Err(_) => self.tell_dropped(),
+            }
             return;
         }
         // Before that the kernel itself speaks without numbers.
@@ -344,7 +384,8 @@ impl Task {
             "shutdown_reply" => set(&self.health, Health::Lost(Loss::Restarted)),
             // The server's notice that it drops messages.
             "stream" => {
-                let _ = self.news.send(News::Dropped);
+                self.told_dropped = false;
+                self.tell_dropped();
             }
             _ => {}
         }
@@ -363,7 +404,11 @@ impl Task {
                     channels::open(&self.target.http, &info, &self.target.kernel, &self.session);
                 let opened = timeout(OPEN_LIMIT, open).await;
                 let opened = opened.map_err(|_| "it took too long".to_owned())?;
-                opened.map_err(|error| error.to_string())
+                match opened {
+                    // Sessions that are opened anew get another kernel.
+                    Err(OpenError::NoKernel) => Ok(None),
+                    opened => opened.map(Some).map_err(|error| error.to_string()),
+                }
             };
             let mut attempt = std::pin::pin!(attempt);
             let outcome = loop {
@@ -379,7 +424,11 @@ impl Task {
                 return None;
             }
             match outcome {
-                Ok(halves) => return Some(halves),
+                Ok(Some(halves)) => return Some(halves),
+                Ok(None) => {
+                    set(&self.health, Health::Lost(Loss::AnotherKernel));
+                    return None;
+                }
                 Err(error) => tracing::debug!(error, "the companion cannot be connected again yet"),
             }
         }

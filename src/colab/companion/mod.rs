@@ -9,6 +9,8 @@
 pub mod activity;
 pub mod channels;
 pub mod events;
+#[cfg(test)]
+pub(super) mod fake_kernel;
 pub mod find;
 pub mod journal;
 pub mod link;
@@ -17,6 +19,8 @@ mod pulse;
 mod pump;
 pub mod rest;
 pub mod sequence;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 use std::future::Future;
@@ -46,7 +50,7 @@ const BOOTSTRAP: &str = include_str!("bootstrap.py");
 pub const JOURNAL_BYTES: u64 = 64 * 1024 * 1024;
 
 /// How long the whole way to an installed bootstrap may take: a session's kernel may be starting.
-const START_LIMIT: Duration = Duration::from_secs(45);
+const START_LIMIT: Duration = Duration::from_secs(20);
 /// How long an interrupt may take to be answered before it is sent in the other way.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(2);
 
@@ -82,16 +86,16 @@ pub struct Companion {
     journal: Journal,
     routes: Arc<Routes>,
     http: RuntimeHttp,
-    address: Shown,
+    address: Hidden,
     kernel: Arc<str>,
     id: Arc<str>,
 }
 
-/// An [`Address`] that can be shown.
+/// An [`Address`] of which [`std::fmt::Debug`] shows nothing.
 #[derive(Clone)]
-struct Shown(Address);
+struct Hidden(Address);
 
-impl std::fmt::Debug for Shown {
+impl std::fmt::Debug for Hidden {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Address")
     }
@@ -139,7 +143,7 @@ impl Companion {
         );
         let nothing = backend::JsonMap::new();
         // Nothing is read from the journal so far.
-        let reply = again(&link, || execute(&link, &code, &nothing, |_| {}))
+        let reply = execute(&link, &code, &nothing, |_| {})
             .await
             .map_err(|away| away.to_string())?;
         if reply.status.as_deref() == Some("error") {
@@ -148,11 +152,7 @@ impl Companion {
                 reply.ename, reply.evalue
             ));
         }
-        let status = again(&link, || status(&link))
-            .await
-            .map_err(|away| away.to_string())?
-            .content::<Standing>()
-            .map_err(|_| "the bootstrap does not answer".to_owned())?;
+        let status = status(&link).await?;
         let variables = setup.settings.forwarded.secrets();
         if !variables.is_empty() {
             let variables: serde_json::Map<String, Value> = variables
@@ -160,12 +160,14 @@ impl Companion {
                 .map(|(name, value)| (name.clone(), value.as_str().into()))
                 .collect();
             let content = json!({"variables": variables});
-            let ask = || {
-                let session = link.session();
-                let kind = "ck_environ_request";
-                link.request(Message::new(Channel::Control, session, kind, &content))
-            };
-            if again(&link, ask)
+            let request = Message::new(
+                Channel::Control,
+                link.session(),
+                "ck_environ_request",
+                &content,
+            );
+            if link
+                .request(request)
                 .await
                 .map_err(|away| away.to_string())?
                 .content::<Standing>()
@@ -191,7 +193,7 @@ impl Companion {
             journal,
             routes,
             http: setup.http,
-            address: Shown(setup.address),
+            address: Hidden(setup.address),
             kernel: setup.kernel.into(),
             id: status.journal.into(),
         })
@@ -207,6 +209,11 @@ impl Companion {
         matches!(*self.link.health().borrow(), Health::Lost(_))
     }
 
+    /// Whether the connection has been lost for so long, or longer.
+    pub fn is_away_for(&self, time: Duration) -> bool {
+        matches!(*self.link.health().borrow(), Health::Away(since) if since.elapsed() >= time)
+    }
+
     /// The reader of the journal.
     pub fn journal(&self) -> &Journal {
         &self.journal
@@ -218,14 +225,14 @@ impl Companion {
         self.routes.begin(Expect::Code(code), origin, after)
     }
 
-    /// The running activity was settled by the call's result, in which the service numbers it so.
-    pub fn settled(&self, count: u32) {
-        self.routes.settled(count);
+    /// Learns by which session the service's requests are known.
+    pub fn confirm_service(&self, session: &str) {
+        self.routes.confirm_service(session);
     }
 
-    /// Learns by which session the service's requests are known.
-    pub fn confirm_service(&self, session: &str, is_ours: bool) {
-        self.routes.confirm_service(session, is_ours);
+    /// The service is not always known by the same session.
+    pub fn forget_service(&self) {
+        self.routes.forget_service();
     }
 
     /// Runs code by a request of our own. The reply comes when the kernel has run it, or never if the connection is lost.
@@ -356,8 +363,6 @@ impl Companion {
             if self.link.request(request).await.is_ok() {
                 return;
             }
-            // The link says so a moment after it has dropped the request.
-            tokio::task::yield_now().await;
             let back = health.wait_for(|health| !matches!(health, Health::Away(_)));
             match back.await.map(|health| *health) {
                 Ok(Health::Up) => {}
@@ -424,44 +429,23 @@ struct Standing {
     numbering: String,
 }
 
-async fn status(link: &Link) -> Result<Message, Away> {
-    let session = link.session();
-    let nothing = json!({});
-    link.request(Message::new(
+async fn status(link: &Link) -> Result<Standing, String> {
+    let request = Message::new(
         Channel::Control,
-        session,
+        link.session(),
         "ck_status_request",
-        &nothing,
-    ))
-    .await
+        &json!({}),
+    );
+    let reply = link
+        .request(request)
+        .await
+        .map_err(|away| away.to_string())?;
+    reply
+        .content()
+        .map_err(|_| "the bootstrap does not answer".to_owned())
 }
 
-/// How often a question of the beginning is asked, over a connection that is lost again and again.
-const ATTEMPTS: usize = 10;
-
-/// Asks again what does no harm when it is asked twice, where the connection was lost over it.
-async fn again<T, F>(link: &Link, ask: impl Fn() -> F) -> Result<T, Away>
-where
-    F: Future<Output = Result<T, Away>>,
-{
-    let mut health = link.health();
-    for _ in 1..ATTEMPTS {
-        if let Ok(answer) = ask().await {
-            return Ok(answer);
-        }
-        // The link says so a moment after it has dropped the request.
-        tokio::task::yield_now().await;
-        let back = health.wait_for(|health| !matches!(health, Health::Away(_)));
-        match back.await.map(|health| *health) {
-            Ok(Health::Up) => {}
-            _ => return Err(Away),
-        }
-    }
-    ask().await
-}
-
-/// A silent request, whose id is told before it is sent. One that comes back aborted, because somebody else's cell has failed, is
-/// sent again.
+/// A silent request, whose id is told before it is sent. One that comes back aborted, because somebody else's cell has failed, is sent again.
 async fn execute(
     link: &Link,
     code: &str,

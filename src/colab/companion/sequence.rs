@@ -17,6 +17,8 @@ pub struct Sequence<M> {
     position: u64,
     /// The last number that is known to exist.
     last: u64,
+    /// Smaller numbers have left the journal: those that are not here will never come.
+    first: u64,
     early: BTreeMap<u64, (usize, M)>,
     early_bytes: usize,
 }
@@ -27,6 +29,7 @@ impl<M> Sequence<M> {
         Self {
             position,
             last: position,
+            first: 0,
             early: BTreeMap::new(),
             early_bytes: 0,
         }
@@ -55,6 +58,7 @@ impl<M> Sequence<M> {
 
     /// The next message in the order, if it is here.
     pub fn advance(&mut self) -> Option<(u64, M)> {
+        self.pass_over();
         let n = self.position + 1;
         let (size, message) = self.early.remove(&n)?;
         self.early_bytes -= size;
@@ -74,22 +78,30 @@ impl<M> Sequence<M> {
 
     /// The journal begins with `first`. Returns how many messages before that were never given out, and now never will be.
     pub fn begins_with(&mut self, first: u64) -> u64 {
-        let missing = first.saturating_sub(self.position + 1);
-        if missing == 0 {
+        let from = self.first.max(self.position + 1);
+        if first <= from {
             return 0;
         }
-        let early = self.early.range(..first).count() as u64;
-        self.position = first - 1;
-        self.early = self.early.split_off(&first);
-        self.early_bytes = self.early.values().map(|(size, _)| size).sum();
-        missing - early.min(missing)
+        self.first = first;
+        let early = self.early.range(from..first).count() as u64;
+        self.pass_over();
+        first - from - early
+    }
+
+    /// Passes over numbers that will never come.
+    fn pass_over(&mut self) {
+        let next = match self.early.keys().next() {
+            Some(early) => (*early).min(self.first),
+            None => self.first,
+        };
+        self.position = self.position.max(next.saturating_sub(1));
     }
 
     /// The numbers to ask for: those up to the next message that is here, or to the last one that exists.
     pub fn gap(&self) -> Option<RangeInclusive<u64>> {
-        let from = self.position + 1;
-        let to = match self.early.keys().next() {
-            Some(early) => early - 1,
+        let from = self.first.max(self.position + 1);
+        let to = match self.early.range(from..).next() {
+            Some((early, _)) => early - 1,
             None => self.last,
         };
         (from <= to).then_some(from..=to)
@@ -146,9 +158,12 @@ mod tests {
         sequence.take(12, 1, 12);
         assert_eq!(sequence.begins_with(6), 0);
         assert_eq!(sequence.begins_with(11), 4);
+        assert_eq!(sequence.begins_with(11), 0);
         assert_eq!(sequence.gap(), Some(11..=11));
         sequence.take(11, 1, 11);
-        assert_eq!(all(&mut sequence), [11, 12]);
+        assert_eq!(all(&mut sequence), [8, 11, 12]);
+        assert_eq!(sequence.begins_with(15), 2);
+        assert_eq!(sequence.position(), 14);
     }
 
     /// Whatever the order in which live messages and replays come, the outcome is the same.
