@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use super::api::ConnectionInfo;
 use super::cell::Run;
+use super::companion::link::NoAddress;
 use super::companion::rest::{self, RestError};
 use super::companion::{Companion, Setup, find};
 use super::execution::Lost;
 use super::files::is_fresh;
 use super::helper;
+use super::mcp::errors::Code;
 use super::service::Service;
 use super::session::{Beside, OpenSession};
 use super::text::Publisher;
@@ -153,12 +155,15 @@ enum Failed {
     Absent(String),
 }
 
-async fn address<S: Service>(service: &S, runtime: &str) -> Result<ConnectionInfo, String> {
+async fn address<S: Service>(service: &S, runtime: &str) -> Result<ConnectionInfo, NoAddress> {
     let runtime = service
         .get_runtime(runtime)
         .await
-        .map_err(|status| format!("get_runtime failed: {:?}", status.code))?;
+        .map_err(|status| match status.code {
+            Code::NotFound => NoAddress::Gone,
+            code => NoAddress::Failed(format!("get_runtime failed: {code:?}")),
+        })?;
     runtime
         .connection_info
-        .ok_or_else(|| "Colab tells no address of the runtime".to_owned())
+        .ok_or_else(|| NoAddress::Failed("Colab tells no address of the runtime".to_owned()))
 }

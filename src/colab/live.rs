@@ -28,6 +28,7 @@ use super::companion::link::Health;
 use super::companion::{Companion, events};
 use super::execution::{Lost, Reply};
 use super::ledger::Ledger;
+use super::mcp::errors::{Code, Origin, Status};
 use super::progress::Chunk;
 use super::service::Service;
 use super::session::{Counts, OpenSession};
@@ -119,7 +120,7 @@ impl<S: Service> Run<'_, S> {
             }
         }
         if companion.is_lost() {
-            return Err(Lost::Session);
+            return Err(lost_with(companion));
         }
         self.backend.background().settled().await;
         let mut publisher = Publisher::new(
@@ -207,6 +208,22 @@ impl<S: Service> Run<'_, S> {
     }
 }
 
+/// What is lost with this companion's kernel.
+fn lost_with(companion: &Companion) -> Lost {
+    if !companion.is_without_runtime() {
+        return Lost::Session;
+    }
+    let status = Status::new(
+        Code::NotFound,
+        Origin::Service,
+        "get_runtime does not know it",
+    );
+    Lost::Runtime {
+        status,
+        begun: true,
+    }
+}
+
 impl<S: Service> Live<'_, S> {
     /// Follows the journal and the call until the cell has ended.
     async fn follow(
@@ -247,7 +264,7 @@ impl<S: Service> Live<'_, S> {
                         }
                     }
                     // The journal is read no more, because the kernel is lost; what came before has arrived.
-                    None => return End::Lost(Lost::Session),
+                    None => return End::Lost(lost_with(self.companion)),
                 },
                 heard = news.recv(), if has_news => match heard {
                     Some(heard) => self.heard(heard, &told).await,

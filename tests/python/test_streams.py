@@ -103,7 +103,8 @@ def test_a_stopped_subscriber_does_not_hold_back_another(front, kernels):
         stopped.wait()
 
 
-def test_input_fails_at_once_with_a_named_error(front, kernels):
+def test_without_the_companion_input_fails_at_once_with_a_named_error(front, kernels):
+    front.env["COLAB_KERNEL_COMPANION"] = "off"
     kernel = kernels(front)
     reply, _ = kernel.run("input('name? ')", timeout=30)
     assert reply["content"]["ename"] == "StdinNotImplementedError"

@@ -27,14 +27,30 @@ use super::wire::{Channel, Message};
 const INBOX_BYTES: usize = 16 * 1024 * 1024;
 /// The pauses between attempts to connect again; the last one is kept.
 const PAUSES: [u64; 6] = [0, 250, 500, 1000, 2000, 5000];
+/// After so many attempts a service that counts requests is asked seldom only.
+const MANY: usize = 30;
+const LONG_PAUSE: u64 = 30_000;
 /// How long an attempt to connect may take.
 const OPEN_LIMIT: Duration = Duration::from_secs(15);
 /// How long after its `idle` a control request may still get its reply.
 const REPLY_GRACE: Duration = Duration::from_secs(1);
 
-/// A fresh address and token of the runtime; the error is in words.
+/// Why the runtime's address cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoAddress {
+    /// The runtime does not exist any more.
+    #[error("the runtime is gone")]
+    Gone,
+    /// Something else, in words.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A fresh address and token of the runtime.
 pub type Address = Arc<
-    dyn Fn() -> Pin<Box<dyn Future<Output = Result<ConnectionInfo, String>> + Send>> + Send + Sync,
+    dyn Fn() -> Pin<Box<dyn Future<Output = Result<ConnectionInfo, NoAddress>> + Send>>
+        + Send
+        + Sync,
 >;
 
 /// How the connection is.
@@ -57,6 +73,8 @@ pub enum Loss {
     NoBootstrap,
     /// The server does not know it any more.
     AnotherKernel,
+    /// Its runtime is gone.
+    Runtime,
     /// It said that it ends, or the server said that it is started anew.
     Restarted,
 }
@@ -393,21 +411,25 @@ impl Task {
 
     /// Opens the connection again; `None` when nobody needs it any more.
     async fn reconnect(&mut self) -> Option<(Outgoing, Incoming)> {
-        for pause in PAUSES
+        let usual = PAUSES
             .into_iter()
-            .chain(std::iter::repeat(PAUSES[PAUSES.len() - 1]))
-        {
+            .chain(std::iter::repeat(PAUSES[PAUSES.len() - 1]));
+        for pause in usual.take(MANY).chain(std::iter::repeat(LONG_PAUSE)) {
             let attempt = async {
                 sleep(Duration::from_millis(pause)).await;
-                let info = (self.target.address)().await?;
+                let info = match (self.target.address)().await {
+                    Ok(info) => info,
+                    Err(NoAddress::Gone) => return Ok(Err(Loss::Runtime)),
+                    Err(NoAddress::Failed(why)) => return Err(why),
+                };
                 let open =
                     channels::open(&self.target.http, &info, &self.target.kernel, &self.session);
                 let opened = timeout(OPEN_LIMIT, open).await;
                 let opened = opened.map_err(|_| "it took too long".to_owned())?;
                 match opened {
                     // Sessions that are opened anew get another kernel.
-                    Err(OpenError::NoKernel) => Ok(None),
-                    opened => opened.map(Some).map_err(|error| error.to_string()),
+                    Err(OpenError::NoKernel) => Ok(Err(Loss::AnotherKernel)),
+                    opened => opened.map(Ok).map_err(|error| error.to_string()),
                 }
             };
             let mut attempt = std::pin::pin!(attempt);
@@ -424,9 +446,9 @@ impl Task {
                 return None;
             }
             match outcome {
-                Ok(Some(halves)) => return Some(halves),
-                Ok(None) => {
-                    set(&self.health, Health::Lost(Loss::AnotherKernel));
+                Ok(Ok(halves)) => return Some(halves),
+                Ok(Err(loss)) => {
+                    set(&self.health, Health::Lost(loss));
                     return None;
                 }
                 Err(error) => tracing::debug!(error, "the companion cannot be connected again yet"),

@@ -36,7 +36,7 @@ use tokio::time::timeout;
 
 use self::activity::{Activity, ExecuteReply, Expect, Routes};
 use self::journal::{Journal, Reader};
-use self::link::{Address, Away, Health, Link, Target};
+use self::link::{Address, Away, Health, Link, Loss, Target};
 use self::page::Page;
 use self::wire::{Channel, Message};
 use super::api::ConnectionInfo;
@@ -209,6 +209,11 @@ impl Companion {
         matches!(*self.link.health().borrow(), Health::Lost(_))
     }
 
+    /// Whether the kernel went with its runtime.
+    pub fn is_without_runtime(&self) -> bool {
+        *self.link.health().borrow() == Health::Lost(Loss::Runtime)
+    }
+
     /// Whether the connection has been lost for so long, or longer.
     pub fn is_away_for(&self, time: Duration) -> bool {
         matches!(*self.link.health().borrow(), Health::Away(since) if since.elapsed() >= time)
@@ -338,7 +343,7 @@ impl Companion {
             Ok(info) => rest::interrupt(&self.http, &info, &self.kernel)
                 .await
                 .map_err(|error| error.to_string()),
-            Err(error) => Err(error),
+            Err(error) => Err(error.to_string()),
         };
         if let Err(error) = outcome {
             tracing::info!(error, "the kernel could not be interrupted");

@@ -7,22 +7,29 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::activity::Arrival;
 use super::fake_kernel::{FakeKernel, KERNEL};
-use super::link::{Health, Loss};
+use super::link::{Health, Loss, NoAddress};
 use super::*;
 use crate::backend::{Event, EventReceiver, Origin, StreamName, events};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 async fn companion() -> (FakeKernel, Companion, EventReceiver) {
+    companion_at(Ok).await
+}
+
+/// A companion whose runtime is asked for its address again with this outcome.
+async fn companion_at(
+    again: impl Fn(ConnectionInfo) -> Result<ConnectionInfo, NoAddress> + Send + Sync + 'static,
+) -> (FakeKernel, Companion, EventReceiver) {
     let (kernel, info) = FakeKernel::serve().await;
     let (background, receiver) = events();
-    let again = info.clone();
+    let known = info.clone();
     let setup = Setup {
         http: RuntimeHttp::new(),
         info,
         address: Arc::new(move || {
-            let info = again.clone();
-            Box::pin(async move { Ok(info) })
+            let address = again(known.clone());
+            Box::pin(async move { address })
         }),
         kernel: KERNEL.to_owned(),
         background,
@@ -165,6 +172,15 @@ async fn another_journal_is_a_loss_and_ends_what_waits() {
     assert_eq!(health, Health::Lost(Loss::AnotherJournal));
     let mut later = companion.expect("y".into(), origin("2"));
     assert_eq!(self::told(&mut later).await, ["lost"]);
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_gone_is_not_asked_for_for_ever() {
+    let (kernel, companion, _background) = companion_at(|_| Err(NoAddress::Gone)).await;
+    let mut activity = companion.expect("x".into(), origin("1"));
+    kernel.cut();
+    assert_eq!(told(&mut activity).await, ["lost"]);
+    assert!(companion.is_without_runtime());
 }
 
 #[tokio::test]
