@@ -79,11 +79,18 @@ impl<S: Service> Run<'_, S> {
             settings,
         };
         let companion = Companion::start(setup).await.map_err(Failed::Absent)?;
+        if companion
+            .insist_silently(&helper::without_page())
+            .await
+            .is_err()
+        {
+            tracing::warn!("helpers of Colab's web page could not be replaced");
+        }
         let setup = self.backend.state().setup.clone();
-        for code in std::iter::once(helper::without_page()).chain(setup) {
+        for code in setup {
             match companion.run_silently(&code).await {
                 Ok(reply) if reply.status.as_deref() == Some("error") => {
-                    tracing::warn!(name = reply.ename, "code that prepares a session failed");
+                    tracing::warn!(name = reply.ename, "set-up code of the front-end failed");
                 }
                 Ok(_) => {}
                 // It may have run, and is not run twice.

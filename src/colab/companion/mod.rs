@@ -143,7 +143,7 @@ impl Companion {
         );
         let nothing = backend::JsonMap::new();
         // Nothing is read from the journal so far.
-        let reply = execute(&link, &code, &nothing, |_| {})
+        let reply = again(&link, || execute(&link, &code, &nothing, |_| {}))
             .await
             .map_err(|away| away.to_string())?;
         if reply.status.as_deref() == Some("error") {
@@ -152,7 +152,11 @@ impl Companion {
                 reply.ename, reply.evalue
             ));
         }
-        let status = status(&link).await?;
+        let status = again(&link, || status(&link))
+            .await
+            .map_err(|away| away.to_string())?
+            .content::<Standing>()
+            .map_err(|_| "the bootstrap does not answer".to_owned())?;
         let variables = setup.settings.forwarded.secrets();
         if !variables.is_empty() {
             let variables: serde_json::Map<String, Value> = variables
@@ -160,14 +164,12 @@ impl Companion {
                 .map(|(name, value)| (name.clone(), value.as_str().into()))
                 .collect();
             let content = json!({"variables": variables});
-            let request = Message::new(
-                Channel::Control,
-                link.session(),
-                "ck_environ_request",
-                &content,
-            );
-            if link
-                .request(request)
+            let ask = || {
+                let session = link.session();
+                let kind = "ck_environ_request";
+                link.request(Message::new(Channel::Control, session, kind, &content))
+            };
+            if again(&link, ask)
                 .await
                 .map_err(|away| away.to_string())?
                 .content::<Standing>()
@@ -302,6 +304,11 @@ impl Companion {
         execute(&self.link, code, &backend::JsonMap::new(), discard).await
     }
 
+    /// Runs code of which nothing is shown and that may run twice, until its reply has come.
+    pub async fn insist_silently(&self, code: &str) -> Result<ExecuteReply, Away> {
+        again(&self.link, || self.run_silently(code)).await
+    }
+
     /// Evaluates expressions, silently.
     pub async fn evaluate(&self, expressions: &backend::JsonMap) -> Result<backend::JsonMap, Away> {
         let reply = execute(&self.link, "", expressions, |_| {}).await?;
@@ -434,20 +441,38 @@ struct Standing {
     numbering: String,
 }
 
-async fn status(link: &Link) -> Result<Standing, String> {
-    let request = Message::new(
+async fn status(link: &Link) -> Result<Message, Away> {
+    let session = link.session();
+    let nothing = json!({});
+    link.request(Message::new(
         Channel::Control,
-        link.session(),
+        session,
         "ck_status_request",
-        &json!({}),
-    );
-    let reply = link
-        .request(request)
-        .await
-        .map_err(|away| away.to_string())?;
-    reply
-        .content()
-        .map_err(|_| "the bootstrap does not answer".to_owned())
+        &nothing,
+    ))
+    .await
+}
+
+/// How often a question of the beginning is asked, over a connection that is lost again and again.
+const ATTEMPTS: usize = 10;
+
+/// Asks again what does no harm when it is asked twice, where the connection was lost over it.
+async fn again<T, F>(link: &Link, ask: impl Fn() -> F) -> Result<T, Away>
+where
+    F: Future<Output = Result<T, Away>>,
+{
+    let mut health = link.health();
+    for _ in 1..ATTEMPTS {
+        if let Ok(answer) = ask().await {
+            return Ok(answer);
+        }
+        let back = health.wait_for(|health| !matches!(health, Health::Away(_)));
+        match back.await.map(|health| *health) {
+            Ok(Health::Up) => {}
+            _ => return Err(Away),
+        }
+    }
+    ask().await
 }
 
 /// A silent request, whose id is told before it is sent. One that comes back aborted, because somebody else's cell has failed, is sent again.
