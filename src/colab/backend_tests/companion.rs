@@ -119,6 +119,33 @@ async fn a_cell_ends_with_the_journal_and_its_call_is_waited_for() {
 }
 
 #[tokio::test]
+async fn nothing_is_asked_before_the_call_of_a_cell() {
+    let gate = CancellationToken::new();
+    let both = both(vec![
+        vec![result(1, "")],
+        vec![Step::When(gate.clone()), result(2, "")],
+    ])
+    .await;
+    let running = both.start(cell("x"));
+    both.called(1).await;
+    let request = both.begin("x");
+    both.kernel.end(&request, ok());
+    ended(running).await;
+    // What the result of the first call made the journal be asked for is answered by then.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let asked = || both.kernel.with(|kernel| kernel.asked.len());
+    let (of_kernel, of_service) = (asked(), both.fake.log().len());
+    let next = both.start(cell("pass"));
+    both.called(2).await;
+    assert_eq!(asked(), of_kernel);
+    assert_eq!(both.fake.log().len(), of_service + 1, "the call alone");
+    gate.cancel();
+    let request = both.begin("pass");
+    both.kernel.end(&request, ok());
+    assert_eq!(ended(next).await.count(), Some(2));
+}
+
+#[tokio::test]
 async fn a_call_that_was_lost_is_not_repeated_when_the_journal_says_that_its_code_has_ended() {
     let gate = CancellationToken::new();
     let both = both(vec![vec![
