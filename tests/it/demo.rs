@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::python_env::python_dir;
 
 /// The first run on a machine makes the emulator's Python environment.
-const LIMIT: Duration = Duration::from_secs(420);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// A demo that runs in a directory of its own, and what it has printed.
 struct Demo {

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use crate::python_env::python_dir;
 
 /// The first run on a machine makes the emulator's Python environment.
-const LIMIT: Duration = Duration::from_secs(420);
+const LIMIT: Duration = Duration::from_secs(600);
 
 const PACKAGE_FILES: [(&str, &str); 3] = [
     (".npmrc", include_str!("../node/.npmrc")),

@@ -37,7 +37,7 @@ fn pytest_with(python: &Path, file: &str, options: &[&str]) -> String {
             "-q",
             "-rs",
             "--timeout",
-            "300",
+            "600",
             "-p",
             "no:cacheprovider",
         ])

@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 use crate::python_env::python_dir;
 
 /// How long a test may take, the making of the Python environment included.
-pub const LIMIT: Duration = Duration::from_secs(300);
+pub const LIMIT: Duration = Duration::from_secs(600);
 
 static BACKGROUND: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread()
