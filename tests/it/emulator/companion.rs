@@ -162,6 +162,11 @@ async fn heard_of(lab: &Lab, runtime: &str, session: &str, codes: &[&str]) -> Ve
     let kernel = kernel_of(lab, session).await;
     let connection = lab.connection(runtime).await;
     let mut socket = Opening::default().open(&connection, &kernel).await.unwrap();
+    // The server answers when it has heard the kernel on iopub itself: nothing is missed from then on.
+    let asked = socket
+        .request("shell", "kernel_info_request", json!({}))
+        .await;
+    socket.until_done(&asked).await;
     let mut heard = Vec::new();
     for code in codes {
         lab.execute(session, code).await.unwrap();
