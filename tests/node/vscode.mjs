@@ -146,7 +146,8 @@ async function full() {
 
   const old = { session: notebook.messages.at(-1).header.session, colab: await emulator.sessions(token) };
   const took = await notebook.kill();
-  assert(took < 1_000, `SIGTERM: the end took ${took} ms`);
+  // The kernel gives its remote session back first, for at most two seconds.
+  assert(took < 2_000, `SIGTERM: the end took ${took} ms`);
   assert.deepEqual((await emulator.sessions(token)).filter((name) => old.colab.includes(name)), []);
   await opens();
   assert.notEqual(notebook.messages.at(-1).header.session, old.session);
