@@ -11,7 +11,6 @@ use super::companion::link::NoAddress;
 use super::companion::rest::{self, RestError};
 use super::companion::{Companion, Setup, find};
 use super::execution::Lost;
-use super::files::is_fresh;
 use super::helper;
 use super::mcp::errors::Code;
 use super::service::Service;
@@ -58,11 +57,10 @@ impl<S: Service> Run<'_, S> {
         let Some(settings) = self.backend.settings.companion.clone() else {
             return Err(Failed::Absent("it is not wanted".to_owned()));
         };
-        let known = session.runtime.connection_info.clone();
-        let info = match known.filter(|info| is_fresh(info, chrono::Utc::now())) {
-            Some(info) => info,
-            None => self.connection(session).await.map_err(Failed::Absent)?,
-        };
+        let info = self
+            .fresh_connection(session)
+            .await
+            .map_err(Failed::Absent)?;
         let kernel = self.kernel(session, &info).await?;
         let service = self.backend.service.clone();
         let runtime = session.runtime.name.clone();

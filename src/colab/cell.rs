@@ -358,12 +358,12 @@ impl<S: Service> Run<'_, S> {
             return Err("Colab names no file for it".to_owned());
         }
         let files = &self.backend.files;
-        let known = self.current(session.clone()).runtime.connection_info;
-        let is_known = known.is_some();
-        let info = match known.filter(|info| is_fresh(info, chrono::Utc::now())) {
-            Some(info) => info,
-            None => self.connection(session).await?,
-        };
+        let is_known = self
+            .current(session.clone())
+            .runtime
+            .connection_info
+            .is_some();
+        let info = self.fresh_connection(session).await?;
         let content = match files.fetch(&info, &output.file_path).await {
             // A token that has expired is answered as if the file were missing.
             Err(FetchError::Refused(_)) if is_known => {
@@ -373,6 +373,18 @@ impl<S: Service> Run<'_, S> {
             fetched => fetched,
         };
         Bundle::parse(&content.map_err(|error| error.to_string())?)
+    }
+
+    /// The runtime's proxy, with a token that is good for a while.
+    pub(super) async fn fresh_connection(
+        &self,
+        session: &OpenSession,
+    ) -> Result<ConnectionInfo, String> {
+        let known = self.current(session.clone()).runtime.connection_info;
+        match known.filter(|info| is_fresh(info, chrono::Utc::now())) {
+            Some(info) => Ok(info),
+            None => self.connection(session).await,
+        }
     }
 
     /// The runtime's proxy, with a new token.

@@ -108,7 +108,7 @@ impl<S: Service> Run<'_, S> {
             let ended = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => None,
-                ended = tail.end(tail.by) => Some(ended),
+                ended = tail.end() => Some(ended),
             };
             let Some(ended) = ended else {
                 self.backend.keep_tail(tail);

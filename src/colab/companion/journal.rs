@@ -266,9 +266,7 @@ impl Task {
         content["journal"] = self.reader.id.as_str().into();
         content["ack"] = self.sequence.position().into();
         self.unacknowledged = 0;
-        let link = self.reader.link.clone();
-        let message = Message::new(Channel::Control, link.session(), kind, &content);
-        Box::pin(async move { link.request(message).await })
+        Box::pin(self.reader.link.ask(kind, &content))
     }
 
     /// When the journal's end has to be asked for.

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -181,6 +182,24 @@ impl Link {
     pub fn send(&self, message: Message) {
         // Without a task there is no connection, which a sender of such a message cannot mend.
         let _ = self.commands.send(Command::Send(message));
+    }
+
+    /// Asks on the control channel, where requests are answered also while a cell runs.
+    pub(super) fn ask(
+        &self,
+        msg_type: &str,
+        content: &Value,
+    ) -> impl Future<Output = Result<Message, Away>> + Send + use<> {
+        let message = Message::new(Channel::Control, &self.session, msg_type, content);
+        let link = self.clone();
+        async move { link.request(message).await }
+    }
+
+    /// Waits while the connection is away; whether it stands then, or the kernel is lost.
+    pub(super) async fn is_back(&self) -> bool {
+        let mut health = self.health();
+        let back = health.wait_for(|health| !matches!(health, Health::Away(_)));
+        matches!(back.await.as_deref(), Ok(Health::Up))
     }
 
     /// Sends a request and waits for its reply, for as long as the connection stands.

@@ -88,7 +88,6 @@ pub struct Companion {
     http: RuntimeHttp,
     address: Hidden,
     kernel: Arc<str>,
-    id: Arc<str>,
 }
 
 /// An [`Address`] of which [`std::fmt::Debug`] shows nothing.
@@ -152,7 +151,7 @@ impl Companion {
                 reply.ename, reply.evalue
             ));
         }
-        let status = again(&link, || status(&link))
+        let status = again(&link, || link.ask("ck_status_request", &json!({})))
             .await
             .map_err(|away| away.to_string())?
             .content::<Standing>()
@@ -164,12 +163,7 @@ impl Companion {
                 .map(|(name, value)| (name.clone(), value.as_str().into()))
                 .collect();
             let content = json!({"variables": variables});
-            let ask = || {
-                let session = link.session();
-                let kind = "ck_environ_request";
-                link.request(Message::new(Channel::Control, session, kind, &content))
-            };
-            if again(&link, ask)
+            if again(&link, || link.ask("ck_environ_request", &content))
                 .await
                 .map_err(|away| away.to_string())?
                 .content::<Standing>()
@@ -186,7 +180,7 @@ impl Companion {
             routes: routes.clone(),
             background: setup.background,
             page: setup.settings.forwarded,
-            id: status.journal.clone(),
+            id: status.journal,
             position: status.last,
         });
         tracing::info!(numbering = status.numbering, "the companion is installed");
@@ -197,7 +191,6 @@ impl Companion {
             http: setup.http,
             address: Hidden(setup.address),
             kernel: setup.kernel.into(),
-            id: status.journal.into(),
         })
     }
 
@@ -251,20 +244,7 @@ impl Companion {
         Activity,
         impl Future<Output = Result<ExecuteReply, Away>> + Send + use<>,
     ) {
-        let content = json!({
-            "code": request.code,
-            "silent": request.silent,
-            "store_history": false,
-            "user_expressions": request.user_expressions,
-            "allow_stdin": request.allow_stdin,
-            "stop_on_error": false,
-        });
-        let message = Message::new(
-            Channel::Shell,
-            self.link.session(),
-            "execute_request",
-            &content,
-        );
+        let message = execute_request(&self.link, &request);
         let activity = self.begin_own(&message, origin);
         let link = self.link.clone();
         let reply = async move {
@@ -337,13 +317,8 @@ impl Companion {
 
     /// Interrupts whatever the kernel runs: on its control channel, or else through its server.
     pub async fn interrupt(&self) {
-        let request = Message::new(
-            Channel::Control,
-            self.link.session(),
-            "interrupt_request",
-            &json!({}),
-        );
-        if let Ok(Ok(_)) = timeout(INTERRUPT_LIMIT, self.link.request(request)).await {
+        let asked = self.link.ask("interrupt_request", &json!({}));
+        if let Ok(Ok(_)) = timeout(INTERRUPT_LIMIT, asked).await {
             return;
         }
         let outcome = match (self.address.0)().await {
@@ -364,33 +339,19 @@ impl Companion {
             InputAnswer::Eof => json!({"key": key, "eof": true}),
             InputAnswer::Refused(why) => json!({"key": key, "refused": why}),
         };
-        let mut health = self.health();
-        loop {
-            let request = Message::new(
-                Channel::Control,
-                self.link.session(),
-                "ck_answer_request",
-                &content,
-            );
-            if self.link.request(request).await.is_ok() {
+        while self.link.ask("ck_answer_request", &content).await.is_err() {
+            if !self.link.is_back().await {
                 return;
-            }
-            let back = health.wait_for(|health| !matches!(health, Health::Away(_)));
-            match back.await.map(|health| *health) {
-                Ok(Health::Up) => {}
-                _ => return,
             }
         }
     }
 
     /// Whether the execution that the running activity has adopted, or one of its code, is over, goes on, or never began.
     pub async fn fate(&self) -> Fate {
-        let mut health = self.health();
-        let settled = health.wait_for(|health| !matches!(health, Health::Away(_)));
-        match timeout(FATE_LIMIT, settled).await {
-            Ok(Ok(health)) if *health == Health::Up => {}
-            Ok(Ok(_)) => return Fate::Lost,
-            _ => return Fate::Unknown,
+        match timeout(FATE_LIMIT, self.link.is_back()).await {
+            Ok(true) => {}
+            Ok(false) => return Fate::Lost,
+            Err(_) => return Fate::Unknown,
         }
         let mut told = self.journal.told();
         let sent = told.borrow_and_update().sent;
@@ -404,18 +365,8 @@ impl Companion {
 
     /// Takes the bootstrap out of the kernel.
     pub async fn uninstall(&self) {
-        let request = Message::new(
-            Channel::Control,
-            self.link.session(),
-            "ck_uninstall_request",
-            &json!({}),
-        );
-        let _ = timeout(INTERRUPT_LIMIT, self.link.request(request)).await;
-    }
-
-    /// The journal's id.
-    pub fn id(&self) -> &str {
-        &self.id
+        let asked = self.link.ask("ck_uninstall_request", &json!({}));
+        let _ = timeout(INTERRUPT_LIMIT, asked).await;
     }
 }
 
@@ -441,18 +392,6 @@ struct Standing {
     numbering: String,
 }
 
-async fn status(link: &Link) -> Result<Message, Away> {
-    let session = link.session();
-    let nothing = json!({});
-    link.request(Message::new(
-        Channel::Control,
-        session,
-        "ck_status_request",
-        &nothing,
-    ))
-    .await
-}
-
 /// How often a question of the beginning is asked, over a connection that is lost again and again.
 const ATTEMPTS: usize = 10;
 
@@ -461,18 +400,28 @@ async fn again<T, F>(link: &Link, ask: impl Fn() -> F) -> Result<T, Away>
 where
     F: Future<Output = Result<T, Away>>,
 {
-    let mut health = link.health();
     for _ in 1..ATTEMPTS {
         if let Ok(answer) = ask().await {
             return Ok(answer);
         }
-        let back = health.wait_for(|health| !matches!(health, Health::Away(_)));
-        match back.await.map(|health| *health) {
-            Ok(Health::Up) => {}
-            _ => return Err(Away),
+        if !link.is_back().await {
+            return Err(Away);
         }
     }
     ask().await
+}
+
+/// A request that neither counts nor aborts what is queued behind it.
+fn execute_request(link: &Link, request: &OwnRequest) -> Message {
+    let content = json!({
+        "code": request.code,
+        "silent": request.silent,
+        "store_history": false,
+        "user_expressions": request.user_expressions,
+        "allow_stdin": request.allow_stdin,
+        "stop_on_error": false,
+    });
+    Message::new(Channel::Shell, link.session(), "execute_request", &content)
 }
 
 /// A silent request, whose id is told before it is sent. One that comes back aborted, because somebody else's cell has failed, is sent again.
@@ -482,19 +431,17 @@ async fn execute(
     expressions: &backend::JsonMap,
     announce: impl Fn(String),
 ) -> Result<ExecuteReply, Away> {
-    let content = json!({
-        "code": code,
-        "silent": true,
-        "store_history": false,
-        "user_expressions": expressions,
-        "allow_stdin": false,
-        "stop_on_error": false,
-    });
+    let request = OwnRequest {
+        code: code.to_owned(),
+        silent: true,
+        allow_stdin: false,
+        user_expressions: expressions.clone(),
+    };
     let mut reply = ExecuteReply::default();
     for _ in 0..2 {
-        let request = Message::new(Channel::Shell, link.session(), "execute_request", &content);
-        announce(request.id().unwrap_or_default());
-        reply = link.request(request).await?.content().unwrap_or_default();
+        let message = execute_request(link, &request);
+        announce(message.id().unwrap_or_default());
+        reply = link.request(message).await?.content().unwrap_or_default();
         if reply.status.as_deref() != Some("aborted") {
             break;
         }

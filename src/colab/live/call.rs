@@ -31,10 +31,10 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Waits for its end until then.
-    pub(super) async fn end(&mut self, by: Instant) -> TailEnd {
+    /// Waits for its end, as long as that is waited for.
+    pub(super) async fn end(&mut self) -> TailEnd {
         let mut end = TailEnd::default();
-        match tokio::time::timeout_at(by, &mut self.done).await {
+        match tokio::time::timeout_at(self.by, &mut self.done).await {
             Ok(Ok(Ok(reply))) => {
                 let (session, count) = (self.session.as_deref(), self.count);
                 end.counts_rise = confirm(&self.companion, session, count, &reply);
